@@ -1,0 +1,30 @@
+"""Every error this package raises on purpose.
+
+FedbatError
+├── ConfigError    a setting is out of range, unknown, or contradicts another one
+├── DataError      a data set is missing, damaged, or cannot be split as asked
+├── WireError      bytes that are not a valid upload for this model
+└── MethodError    local training was driven in a way a method cannot follow
+
+Every message says what we got, what we expected, and what to do about it.
+"""
+
+
+class FedbatError(Exception):
+    """Base of all errors meant for the user."""
+
+
+class ConfigError(FedbatError):
+    """A setting is out of range, unknown, or contradicts another one."""
+
+
+class DataError(FedbatError):
+    """A data set is missing, damaged, or cannot be split as asked."""
+
+
+class WireError(FedbatError):
+    """Bytes that are not a valid upload for this model."""
+
+
+class MethodError(FedbatError):
+    """Local training was driven in a way a method cannot follow."""
