@@ -1,0 +1,1 @@
+"""Federated learning that sends one bit per weight."""

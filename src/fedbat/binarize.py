@@ -1,0 +1,106 @@
+"""The learnable binarization of FedBAT (Section 3.2), and the other quantizers: pure functions of tensors.
+
+Notation: `m` is a layer's update (trained weights minus received ones), `alpha` its step size, `u` noise ~ U[0, 1)
+of m's shape. Nothing here draws random numbers.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def straight_through(value: Tensor, surrogate: Tensor) -> Tensor:
+    """`value` forward, the gradient of `surrogate` backward."""
+    # `surrogate - surrogate` is exactly zero, so the forward value is exact.
+    return value.detach() + (surrogate - surrogate.detach())
+
+
+def stochastic_sign(m: Tensor, alpha: Tensor, u: Tensor) -> Tensor:
+    """True (+1) with probability (alpha + m) / (2 alpha), clipped to [0, 1], else False (-1).  (Eq. 7)"""
+    # Divide, don't multiply by 1/alpha: a correctly rounded m/alpha >= 1 makes m > alpha certain, as Eq. 6 says.
+    return u < torch.add(m.new_tensor(0.5), m / _positive(alpha), alpha=0.5)
+
+
+def binarize(m: Tensor, alpha: Tensor, u: Tensor) -> Tensor:
+    """S(m, alpha) in {-alpha, +alpha} (Eq. 6-7), differentiable in m and alpha as Eq. 8-9 define."""
+    bit = torch.where(stochastic_sign(m, alpha, u), 1.0, -1.0)
+    inside = m.abs() <= alpha
+    slope = (bit - m / _positive(alpha)).detach()  # dS/dalpha between the bounds, Eq. 9
+    surrogate = torch.where(inside, m + alpha * slope, alpha * m.sign().detach())
+    return straight_through(alpha * bit, surrogate)
+
+
+def binarize_backward(m: Tensor, alpha: Tensor, s: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients (dL/dm, alpha * dL/dalpha) of s = S(m, alpha) from grad = dL/ds: Eq. 8-9 in closed form.
+
+    dS/dalpha is s/alpha outside and s/alpha - m/alpha inside, so alpha * dL/dalpha = <grad, s> - <dL/dm, m>:
+    two inner products over the layer and no division, hence right at alpha = 0 too.
+    """
+    grad_m = grad * (m.abs() <= alpha)
+    return grad_m, inner(grad, s) - inner(grad_m, m)
+
+
+def step_size(
+    alpha_prime: Tensor, alpha_e: Tensor, rho: float, bounds: tuple[float, float] | None
+) -> tuple[Tensor, Tensor]:
+    """alpha = alpha' exp(rho alpha_e) (Eq. 10) within `bounds`, and d alpha / d alpha_e.
+
+    alpha' = 0 means "not set yet" and gives alpha = 0 whatever the bounds. Where a bound holds alpha, the
+    derivative is 0, as in the authors' clamp.
+    """
+    raw = alpha_prime * torch.exp(rho * alpha_e)
+    if bounds is None:
+        return raw, rho * raw
+    alpha = torch.where(alpha_prime > 0, raw.clamp(*bounds), 0.0)
+    return alpha, torch.where(alpha == raw, rho * raw, 0.0)
+
+
+def mean_abs(m: Tensor) -> Tensor:
+    """||m||_1 / d, the step size that Eq. 13 starts from."""
+    return m.abs().mean()
+
+
+def sign_or_coin(m: Tensor, u: Tensor) -> Tensor:
+    """True where m > 0; exact zeros toss a coin, so that dead weights do not drift in one direction."""
+    return (m > 0) | ((m == 0) & (u < 0.5))
+
+
+def stochastic_levels(m: Tensor, scale: Tensor, num_steps: int, u: Tensor) -> Tensor:
+    """Integers j in [-num_steps, num_steps], rounded at random so that E[j * scale / num_steps] = m."""
+    # |m| <= scale holds for the max-abs and the 2-norm, so no clipping is needed beyond float rounding.
+    return torch.floor(m * (num_steps / _positive(scale)) + u).clamp(-num_steps, num_steps)
+
+
+def num_kept(numel: int, share: float) -> int:
+    """How many of `numel` entries a share of them is: rounded up, so that no layer is emptied."""
+    # The small slack keeps 0.03 * 100 = 3.0000000000000004 from becoming 4.
+    return min(numel, math.ceil(share * numel - 1e-9))
+
+
+def top_indices(x: Tensor, share: float) -> Tensor:
+    """Ascending flat positions of the largest `share` of |x|: exactly ceil(share * d), ties broken arbitrarily."""
+    return x.reshape(-1).abs().topk(num_kept(x.numel(), share), sorted=False).indices.sort().values
+
+
+def keep_top(x: Tensor, share: float) -> Tensor:
+    """`x` with all but its largest `share` by magnitude set to zero, in the same memory format."""
+    flat, kept = _in_storage_order(x, x), torch.zeros_like(x)
+    index = top_indices(flat, share)
+    _in_storage_order(kept, x)[index] = flat[index]
+    return kept
+
+
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """<a, b> over all entries."""
+    return torch.dot(_in_storage_order(a, a), _in_storage_order(b, a))
+
+
+def _in_storage_order(x: Tensor, like: Tensor) -> Tensor:
+    """`x` flat in the order in which `like` lies in memory: no copy for channels_last tensors."""
+    return x.permute(sorted(range(x.dim()), key=like.stride, reverse=True)).reshape(-1)
+
+
+def _positive(alpha: Tensor) -> Tensor:
+    """`alpha` where it is positive, else 1: a zero step size must not become 0/0."""
+    return torch.where(alpha > 0, alpha, 1.0)

@@ -1,0 +1,30 @@
+"""Data sets, who holds which part of them, and what is done to their images."""
+
+from fedbat.data.datasets import DATASETS, Dataset, Spec, load_dataset, read_dataset
+from fedbat.data.partition import (
+    PARTITIONS,
+    partition,
+    partition_dirichlet,
+    partition_iid,
+    partition_labels,
+    partition_labels_balanced,
+)
+from fedbat.data.picture import draw_partition
+from fedbat.data.transforms import augment, normalize
+
+__all__ = [
+    "DATASETS",
+    "PARTITIONS",
+    "Dataset",
+    "Spec",
+    "augment",
+    "draw_partition",
+    "load_dataset",
+    "normalize",
+    "partition",
+    "partition_dirichlet",
+    "partition_iid",
+    "partition_labels",
+    "partition_labels_balanced",
+    "read_dataset",
+]

@@ -1,0 +1,207 @@
+"""The data sets of the paper, and a small one that ships with the package."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedbat.data.files import Bundled, Downloadable, Remote, Source
+from fedbat.data.formats import Reader, check_labels, read_cifar10, read_cifar100, read_idx, read_svhn
+from fedbat.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class Spec:
+    """All we know of a data set before reading it; `default_...` is what the paper uses with it."""
+
+    name: str
+    num_classes: int
+    shape: tuple[int, int, int]  # C, H, W
+    num_train: int
+    num_test: int
+    train_mean: tuple[float, ...]  # per channel, of pixels in [0, 1]
+    train_std: tuple[float, ...]
+    test_mean: tuple[float, ...]
+    test_std: tuple[float, ...]
+    augment: bool  # random crop with padding 4 and horizontal flip in training
+    default_model: str
+    default_beta: float  # of the Dirichlet partition
+    default_labels: int  # per client, of the label partitions
+    source: Source
+    read: Reader
+    train_files: tuple[str, ...]
+    test_files: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A data set in memory, its images as raw bytes (see `transforms.normalize`)."""
+
+    spec: Spec
+    x_train: Tensor  # uint8 [N, C, H, W]
+    y_train: Tensor  # int64 [N]
+    x_test: Tensor
+    y_test: Tensor
+
+
+def load_dataset(name: str, root: Path | None = None) -> Dataset:
+    """Load a data set by name from `root` (default $FEDBAT_DATA) or the other places of `files`."""
+    try:
+        spec = DATASETS[name]
+    except KeyError:
+        raise ConfigError(f"unknown data set {name!r}; choose from {', '.join(DATASETS)}") from None
+    return read_dataset(spec, root)
+
+
+def read_dataset(spec: Spec, root: Path | None = None) -> Dataset:
+    """Find and read the files of `spec`, checking that they hold what it says."""
+    paths = spec.source.find(root)
+    train = _read_split(spec, [paths[name] for name in spec.train_files], spec.num_train)
+    test = _read_split(spec, [paths[name] for name in spec.test_files], spec.num_test)
+    return Dataset(spec, *train, *test)
+
+
+def _read_split(spec: Spec, paths: list[Path], count: int) -> tuple[Tensor, Tensor]:
+    images, labels = spec.read(paths)
+    where = f"{', '.join(path.name for path in paths)} in {paths[0].parent}"
+    if images.shape != (count, *spec.shape):
+        raise DataError(
+            f"{where}: got images {list(images.shape)}, expected {[count, *spec.shape]}; "
+            f"replace them by the official files of {spec.name}, or delete them to have those downloaded"
+        )
+    check_labels(labels, 0, spec.num_classes - 1, where)
+    return torch.from_numpy(images), torch.from_numpy(labels)
+
+
+_FMNIST_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+_CIFAR_URL = "https://www.cs.toronto.edu/~kriz"
+_SVHN_URL = "http://ufldl.stanford.edu/housenumbers"
+
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_CIFAR10_TRAIN, _CIFAR10_TEST = tuple(f"data_batch_{i}.bin" for i in range(1, 6)), ("test_batch.bin",)
+_CIFAR100_TRAIN, _CIFAR100_TEST = ("train.bin",), ("test.bin",)
+_FMNIST_TRAIN = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")
+_FMNIST_TEST = ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
+_SVHN_TRAIN, _SVHN_TEST = ("train_32x32.mat",), ("test_32x32.mat",)
+
+# Means and standard deviations are those of the authors' code, kept to reproduce the paper: a test set is
+# normalised by statistics of its own (which shrinks SVHN's test images by 11 %), CIFAR by those of ImageNet.
+_CIFAR10 = Spec(
+    name="cifar10",
+    num_classes=10,
+    shape=(3, 32, 32),
+    num_train=50_000,
+    num_test=10_000,
+    train_mean=_IMAGENET_MEAN,
+    train_std=_IMAGENET_STD,
+    test_mean=_IMAGENET_MEAN,
+    test_std=_IMAGENET_STD,
+    augment=True,
+    default_model="resnet10",
+    default_beta=0.3,
+    default_labels=3,
+    source=Downloadable(
+        name="cifar10",
+        aliases=("cifar-10-batches-bin",),
+        remotes=(
+            Remote(
+                f"{_CIFAR_URL}/cifar-10-binary.tar.gz",
+                md5="c32a1d4ab5d03f1284b67883e8d87530",
+                members=_CIFAR10_TRAIN + _CIFAR10_TEST,
+            ),
+        ),
+    ),
+    read=read_cifar10,
+    train_files=_CIFAR10_TRAIN,
+    test_files=_CIFAR10_TEST,
+)
+
+_CIFAR100 = replace(
+    _CIFAR10,
+    name="cifar100",
+    num_classes=100,
+    default_beta=0.1,
+    default_labels=10,
+    source=Downloadable(
+        name="cifar100",
+        aliases=("cifar-100-binary",),
+        remotes=(
+            Remote(
+                f"{_CIFAR_URL}/cifar-100-binary.tar.gz",
+                md5="03b5dce01913d631647c71ecec9e9cb8",
+                members=_CIFAR100_TRAIN + _CIFAR100_TEST,
+            ),
+        ),
+    ),
+    read=read_cifar100,
+    train_files=_CIFAR100_TRAIN,
+    test_files=_CIFAR100_TEST,
+)
+
+_FMNIST = Spec(
+    name="fmnist",
+    num_classes=10,
+    shape=(1, 28, 28),
+    num_train=60_000,
+    num_test=10_000,
+    train_mean=(0.2860,),
+    train_std=(0.3530,),
+    test_mean=(0.2868,),
+    test_std=(0.3524,),
+    augment=False,
+    default_model="cnn",
+    default_beta=0.3,
+    default_labels=3,
+    source=Downloadable(
+        name="fmnist",
+        aliases=("fashion-mnist", "FashionMNIST/raw"),  # Debian's and torchvision's
+        remotes=(
+            Remote(f"{_FMNIST_URL}/train-images-idx3-ubyte.gz", md5="8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+            Remote(f"{_FMNIST_URL}/train-labels-idx1-ubyte.gz", md5="25c81989df183df01b3e8a0aad5dffbe"),
+            Remote(f"{_FMNIST_URL}/t10k-images-idx3-ubyte.gz", md5="bef4ecab320f06d8554ea6380940ec79"),
+            Remote(f"{_FMNIST_URL}/t10k-labels-idx1-ubyte.gz", md5="bb300cfdad3c16e7a12a480ee83cd310"),
+        ),
+        system=(Path("/usr/share/datasets/fashion-mnist"),),
+    ),
+    read=read_idx,
+    train_files=_FMNIST_TRAIN,
+    test_files=_FMNIST_TEST,
+)
+
+# The first 600 training and 100 test images of each class: real enough to learn from, small enough to ship.
+_FMNIST_MINI = replace(
+    _FMNIST,
+    name="fmnist-mini",
+    num_train=6_000,
+    num_test=1_000,
+    source=Bundled("fmnist_mini", _FMNIST_TRAIN + _FMNIST_TEST),
+)
+
+_SVHN = Spec(
+    name="svhn",
+    num_classes=10,
+    shape=(3, 32, 32),
+    num_train=73_257,
+    num_test=26_032,
+    train_mean=(0.4496,) * 3,
+    train_std=(0.1995,) * 3,
+    test_mean=(0.4560,) * 3,
+    test_std=(0.2244,) * 3,
+    augment=False,
+    default_model="cnn",
+    default_beta=0.3,
+    default_labels=3,
+    source=Downloadable(
+        name="svhn",
+        remotes=(
+            Remote(f"{_SVHN_URL}/train_32x32.mat", md5="e26dedcc434d2e4c54c9b2d4a06d8373"),
+            Remote(f"{_SVHN_URL}/test_32x32.mat", md5="eb5a983be6a315427106f1b164d9cef3"),
+        ),
+    ),
+    read=read_svhn,
+    train_files=_SVHN_TRAIN,
+    test_files=_SVHN_TEST,
+)
+
+DATASETS: dict[str, Spec] = {spec.name: spec for spec in (_CIFAR10, _CIFAR100, _FMNIST, _FMNIST_MINI, _SVHN)}

@@ -1,0 +1,176 @@
+"""Who holds which samples: labels in, one array of sample indices per client out; every sample is used once.
+
+All draw from NumPy's legacy stream, which is frozen: a seed gives the same clients forever, and for `iid` and
+`dirichlet` those of the authors' code and of NIID-Bench (Li et al. 2022).
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbat.data.formats import Labels
+from fedbat.errors import ConfigError, DataError
+
+Indices = NDArray[np.int64]
+Partitioner = Callable[[Labels, int, int, float, int], list[Indices]]
+
+MIN_SAMPLES = 10  # of a client in the Dirichlet partition, as in NIID-Bench
+MAX_DRAWS = 1000
+
+
+def partition(
+    name: str,
+    labels: Labels,
+    num_clients: int,
+    seed: int = 1234,
+    beta: float = 0.3,
+    labels_per_client: int = 3,
+) -> list[Indices]:
+    """Partition by name; each name uses the settings it needs, and 1234 is the authors' seed."""
+    try:
+        partitioner = PARTITIONS[name]
+    except KeyError:
+        raise ConfigError(f"unknown partition {name!r}; choose from {', '.join(PARTITIONS)}") from None
+    return partitioner(labels, num_clients, seed, beta, labels_per_client)
+
+
+def partition_iid(labels: Labels, num_clients: int, seed: int) -> list[Indices]:
+    """Shuffle all samples and cut them into equal parts (the paper's IID)."""
+    _check_clients(labels, num_clients)
+    return np.array_split(np.random.RandomState(seed).permutation(len(labels)), num_clients)
+
+
+def partition_dirichlet(labels: Labels, num_clients: int, seed: int, beta: float) -> list[Indices]:
+    """Cut each class by shares drawn from Dir(beta) (the paper's Non-IID-1).
+
+    A client that already holds an even share of all samples gets nothing of the classes that follow, so sizes
+    vary less than labels do. Drawn again as a whole until every client has 10 samples.
+    """
+    _check_clients(labels, num_clients)
+    if not 0 < beta < math.inf:
+        raise ConfigError(f"got beta {beta}, expected a positive number; the paper uses 0.3 and 0.1")
+    if len(labels) < MIN_SAMPLES * num_clients:
+        raise DataError(
+            f"got {len(labels)} samples for {num_clients} clients, expected at least {MIN_SAMPLES} for each; "
+            "use fewer clients or the iid partition"
+        )
+    rng = np.random.RandomState(seed)
+    for _ in range(MAX_DRAWS):
+        parts = _draw_dirichlet(labels, num_clients, rng, beta)
+        if min(map(len, parts)) >= MIN_SAMPLES:
+            for part in parts:
+                rng.shuffle(part)
+            return parts
+    raise DataError(
+        f"got a client with fewer than {MIN_SAMPLES} samples in each of {MAX_DRAWS} draws, expected one draw "
+        f"without; use a beta above {beta} or fewer than {num_clients} clients"
+    )
+
+
+def partition_labels(labels: Labels, num_clients: int, seed: int, labels_per_client: int) -> list[Indices]:
+    """Let each client hold `labels_per_client` random labels, each label shared equally by its holders.
+
+    This is Non-IID-2 as the paper describes it; its code does `partition_labels_balanced`. The labels of all
+    clients are drawn again until every label has a holder.
+    """
+    classes = _check_labels_per_client(labels, num_clients, labels_per_client)
+    rng = np.random.RandomState(seed)
+    for _ in range(MAX_DRAWS):
+        holds = np.zeros((num_clients, len(classes)), dtype=bool)
+        for row in holds:
+            row[rng.choice(len(classes), labels_per_client, replace=False)] = True
+        if holds.any(axis=0).all():
+            return _deal(labels, classes, holds, rng)
+    raise DataError(
+        f"got labels without a holder in each of {MAX_DRAWS} draws of {labels_per_client} labels for "
+        f"{num_clients} clients, expected a holder for all {len(classes)}; use more labels per client, more "
+        "clients or the labels-balanced partition"
+    )
+
+
+def partition_labels_balanced(
+    labels: Labels, num_clients: int, seed: int, labels_per_client: int
+) -> list[Indices]:
+    """Let each client in turn hold the labels with the fewest holders so far (the code's Non-IID-2).
+
+    Only the samples are random, not the labels: with 3 of 10 there are but 10 different label sets, however
+    many the clients. Ties go to the lower label; the authors' unstable sort left them to the NumPy version.
+    """
+    classes = _check_labels_per_client(labels, num_clients, labels_per_client)
+    holds = np.zeros((num_clients, len(classes)), dtype=bool)
+    for row in holds:
+        row[holds.sum(axis=0).argsort(kind="stable")[:labels_per_client]] = True
+    return _deal(labels, classes, holds, np.random.RandomState(seed))
+
+
+PARTITIONS: dict[str, Partitioner] = {
+    "dirichlet": lambda labels, n, seed, beta, k: partition_dirichlet(labels, n, seed, beta),
+    "iid": lambda labels, n, seed, beta, k: partition_iid(labels, n, seed),
+    "labels": lambda labels, n, seed, beta, k: partition_labels(labels, n, seed, k),
+    "labels-balanced": lambda labels, n, seed, beta, k: partition_labels_balanced(labels, n, seed, k),
+}
+
+
+def _draw_dirichlet(
+    labels: Labels, num_clients: int, rng: np.random.RandomState, beta: float
+) -> list[Indices]:
+    """One draw, with NIID-Bench's calls on the stream in NIID-Bench's order."""
+    parts: list[list[Indices]] = [[] for _ in range(num_clients)]
+    sizes = np.zeros(num_clients, dtype=np.int64)
+    for label in np.unique(labels):
+        indices = np.flatnonzero(labels == label)
+        rng.shuffle(indices)
+        shares = rng.dirichlet(np.repeat(beta, num_clients)) * (sizes < len(labels) / num_clients)
+        if not shares.sum() > 0:  # a tiny beta can underflow to nothing for all who may still take
+            return [np.empty(0, dtype=np.int64)] * num_clients
+        cuts = (np.cumsum(shares / shares.sum()) * len(indices)).astype(int)[:-1]
+        for part, piece in zip(parts, np.split(indices, cuts), strict=True):
+            part.append(piece)
+        sizes = np.array([sum(map(len, part)) for part in parts])
+    return [np.concatenate(part) for part in parts]
+
+
+def _deal(
+    labels: Labels, classes: NDArray[np.int64], holds: NDArray[np.bool_], rng: np.random.RandomState
+) -> list[Indices]:
+    """Split each class equally among its holders; `holds` is [clients, classes]."""
+    parts: list[list[Indices]] = [[] for _ in holds]
+    for column, label in enumerate(classes):
+        indices = np.flatnonzero(labels == label)
+        rng.shuffle(indices)
+        holders = np.flatnonzero(holds[:, column])
+        for client, piece in zip(holders, np.array_split(indices, len(holders)), strict=True):
+            parts[client].append(piece)
+    dealt = [np.concatenate(part) for part in parts]
+    if empty := sum(len(part) == 0 for part in dealt):
+        raise DataError(
+            f"got {empty} of {len(holds)} clients without samples, expected some for each: there are labels "
+            "with more holders than samples; use fewer clients or fewer labels per client"
+        )
+    return dealt
+
+
+def _check_clients(labels: Labels, num_clients: int) -> None:
+    if not 1 <= num_clients <= len(labels):
+        raise ConfigError(
+            f"got {num_clients} clients for {len(labels)} samples, expected 1 to as many; change num_clients"
+        )
+
+
+def _check_labels_per_client(labels: Labels, num_clients: int, labels_per_client: int) -> Labels:
+    """Refuse numbers that cannot work, and return the classes."""
+    _check_clients(labels, num_clients)
+    classes = np.unique(labels)
+    if not 1 <= labels_per_client <= len(classes):
+        raise ConfigError(
+            f"got {labels_per_client} labels per client for {len(classes)} classes, expected 1 to as many; "
+            "change labels_per_client"
+        )
+    if num_clients * labels_per_client < len(classes):
+        raise DataError(
+            f"got {num_clients} clients with {labels_per_client} labels each, expected a holder for all "
+            f"{len(classes)} labels; use more clients or more labels per client"
+        )
+    return classes

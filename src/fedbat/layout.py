@@ -1,0 +1,116 @@
+"""Which tensors of a model travel, in which order, and how: the contract between client, wire and server."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+from fedbat.errors import ConfigError
+from fedbat.streams import Tensors
+
+Role = Literal["compress", "dense", "max", "skip"]
+"""compress: the method encodes it; dense: its change travels as floats; max: integers, the server keeps the largest;
+skip: it is not sent."""
+
+
+class Entry(NamedTuple):
+    """One tensor that travels."""
+
+    name: str
+    role: Role
+    dtype: torch.dtype
+    shape: torch.Size
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return self.shape.numel()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes when sent as it is: integers in their own type, floats as float32 (float64 stays float64)."""
+        return self.numel * self.wire_dtype.itemsize
+
+    @property
+    def wire_dtype(self) -> torch.dtype:
+        """The type in which it travels when it is not compressed."""
+        half = self.dtype in (torch.float16, torch.bfloat16)
+        return torch.float32 if half else self.dtype
+
+
+class Layout(tuple[Entry, ...]):
+    """The tensors that travel, in wire order: parameters as the model lists them, then buffers."""
+
+    @cached_property
+    def compressed(self) -> tuple[Entry, ...]:
+        """The tensors a method encodes."""
+        return tuple(entry for entry in self if entry.role == "compress")
+
+    @cached_property
+    def rest(self) -> tuple[Entry, ...]:
+        """The tensors that travel as they are."""
+        return tuple(entry for entry in self if entry.role != "compress")
+
+    @cached_property
+    def hash(self) -> bytes:
+        """Eight bytes that differ when names, roles, types, shapes or the order differ."""
+        digest = hashlib.blake2b(digest_size=8)
+        for name, role, dtype, shape in self:
+            sizes = ",".join(map(str, shape))
+            digest.update(f"{role}\t{str(dtype).removeprefix('torch.')}\t{sizes}\t{name}\n".encode())
+        return digest.digest()
+
+
+def layout_of(model: nn.Module, roles: Mapping[str, Role] | None = None) -> Layout:
+    """The default policy, overridden for the names that match a pattern of `roles` ("head.*": "dense").
+
+    Weights with two or more dimensions are compressed; other floats (biases, norms, float buffers) travel dense; of
+    integer buffers the maximum is kept; frozen parameters are not sent. Tied weights count once.
+    """
+    entries, unused = [], set(roles or {})
+    for name, tensor, role in _tensors_with_default_role(model):
+        for pattern, wanted in (roles or {}).items():
+            if fnmatchcase(name, pattern):
+                role = _checked(name, tensor, wanted)
+                unused.discard(pattern)
+        if role != "skip":
+            entries.append(Entry(name, role, tensor.dtype, tensor.shape))
+    if unused:
+        raise ConfigError(
+            f"roles names {', '.join(sorted(map(repr, unused)))}, which matches no tensor of the model; "
+            "patterns are matched against the names in model.state_dict()"
+        )
+    if not entries:
+        raise ConfigError("the model has nothing to send: every parameter is frozen and it has no buffers")
+    return Layout(entries)
+
+
+def tensors_of(model: nn.Module, layout: Layout) -> Tensors:
+    """The live tensors of the model that travel, detached from autograd but sharing memory."""
+    everything = {name: tensor.detach() for name, tensor, _ in _tensors_with_default_role(model)}
+    return {entry.name: everything[entry.name] for entry in layout}
+
+
+def _tensors_with_default_role(model: nn.Module) -> Iterator[tuple[str, Tensor, Role]]:
+    for name, parameter in model.named_parameters():
+        if parameter.is_complex():
+            raise ConfigError(f"{name} is complex, only real tensors can be sent; store its real and imaginary part")
+        trained: Role = "compress" if parameter.dim() >= 2 else "dense"
+        yield name, parameter, trained if parameter.requires_grad else "skip"
+    persistent = model.state_dict(keep_vars=True).keys()
+    for name, buffer in model.named_buffers():
+        if name in persistent:
+            yield name, buffer, "dense" if buffer.is_floating_point() else "max"
+
+
+def _checked(name: str, tensor: Tensor, role: Role) -> Role:
+    if role not in get_args(Role):
+        raise ConfigError(f"role of {name} is {role!r}; choose from {', '.join(get_args(Role))}")
+    if role != "skip" and tensor.is_floating_point() == (role == "max"):
+        kind = "floating-point" if tensor.is_floating_point() else "integer"
+        raise ConfigError(f"{name} is a {kind} tensor and cannot have role {role!r}; use 'skip' or drop the entry")
+    return role

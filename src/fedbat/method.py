@@ -1,0 +1,114 @@
+"""What a method is: FedAvg, and the few places in which every other paper differs from it.
+
+A client receives w, trains the update m (the model computes with w + m), and sends a compressed m. A method may change
+what the forward pass sees, what is learned beside m, what is sent, and how the server uses it. Everything is
+tensors in, tensors out; noise is an argument; a method holds its hyper-parameters and nothing else.
+
+Methods see only the tensors that are compressed: no method file mentions BatchNorm, engines, devices or files.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from fedbat.parts import Dense, Part
+from fedbat.streams import Noise, Tensors
+
+
+class Step(NamedTuple):
+    """Where local training is: step `index` (from 0) of an announced `total` tau."""
+
+    index: int
+    total: int
+
+
+class Forward(NamedTuple):
+    """What one forward pass computes with."""
+
+    weights: Tensors  # in place of w + m
+    kept: Tensors  # what pull_back and encode need to remember of it
+
+
+@dataclass
+class Local:
+    """One client in one round."""
+
+    update: Tensors  # m
+    learned: Tensors = field(default_factory=dict)  # trained beside m by the same optimizer (FedBAT: alpha_e)
+    fixed: Tensors = field(default_factory=dict)  # carried along, not trained (FedBAT: alpha')
+    last: Tensors = field(default_factory=dict)  # `kept` of the last forward pass that was trained on
+
+
+@dataclass(frozen=True)
+class Method:
+    """FedAvg (McMahan et al., AISTATS 2017): the update travels in full precision, the server adds the mean."""
+
+    noisy_forward: ClassVar[bool] = False
+    """`forward` uses noise."""
+
+    @property
+    def sends_weights(self) -> bool:
+        """Whether the parts hold weights and not updates."""
+        return False
+
+    def learnables(self, w: Tensors) -> Tensors:
+        """Initial values of what is learned beside m."""
+        return {}
+
+    def alters_forward(self, step: Step) -> bool:
+        """Whether the model computes with something else than w + m in this step."""
+        return False
+
+    def prepare(self, w: Tensors, local: Local) -> Tensors:
+        """`local.fixed` for the coming altered forward pass."""
+        return local.fixed
+
+    def forward(self, w: Tensors, local: Local, u: Tensors) -> Forward:
+        """What the model computes with in place of w + m."""
+        return Forward({name: w[name] + m for name, m in local.update.items()}, {})
+
+    def pull_back(
+        self, w: Tensors, local: Local, u: Tensors, seen: Forward, grad: Tensors
+    ) -> tuple[Tensors, Tensors]:
+        """Gradients of m and of the learnables from grad = dL/d(seen weights).
+
+        This one differentiates `forward` by autograd: slow, obvious, right for any method whose forward is written
+        with `straight_through`. A method may bring its closed form.
+        """
+        with torch.enable_grad():
+            update = {name: m.detach().requires_grad_() for name, m in local.update.items()}
+            learned = {name: value.detach().requires_grad_() for name, value in local.learned.items()}
+            weights = self.forward(w, Local(update, learned, local.fixed, local.last), u).weights
+            leaves = update | learned
+            found = torch.autograd.grad(
+                [weights[name] for name in grad],
+                list(leaves.values()),
+                list(grad.values()),
+                allow_unused=True,
+                materialize_grads=True,
+            )
+        grads = dict(zip(leaves, found, strict=True))
+        return {name: grads[name] for name in grad}, {name: grads[name] for name in learned}
+
+    def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
+        """The parts to send, and the memory this client keeps until it is sampled again."""
+        return {name: Dense(m.reshape(-1).float()) for name, m in local.update.items()}, memory
+
+    def aggregate(self, w: Tensors, mean: Tensors) -> Tensors:
+        """The server's next weights from the weighted mean of what was sent."""
+        return {name: w[name] + mean[name] for name in w}
+
+    def evaluate(self, w: Tensors) -> Tensors:
+        """What the test pass computes with."""
+        return w
+
+    def instrument(self, model: nn.Module, names: list[str]) -> list[RemovableHandle]:
+        """Hooks that local training needs beyond the weights (ZeroFL: sparse activations)."""
+        return []
+
+    def settings(self) -> dict[str, Any]:
+        """The hyper-parameters by name."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -1,0 +1,36 @@
+"""Every method by name. To add one: write a file here and a line below."""
+
+from collections.abc import Mapping
+
+from fedbat.errors import ConfigError
+from fedbat.method import Method
+from fedbat.methods.bifl import BiFL, BiFLFull
+from fedbat.methods.ef_signsgd import EFSignSGD
+from fedbat.methods.fedavg import FedAvg
+from fedbat.methods.fedbat import FedBAT
+from fedbat.methods.fedpaq import FedPAQ
+from fedbat.methods.noisy_signsgd import NoisySignSGD
+from fedbat.methods.signsgd import SignSGD
+from fedbat.methods.stoc_signsgd import StocSignSGD
+from fedbat.methods.zerofl import ZeroFL
+from fedbat.settings import parse_settings
+
+METHODS: dict[str, type[Method]] = {
+    "bifl": BiFL,
+    "bifl-full": BiFLFull,
+    "ef-signsgd": EFSignSGD,
+    "fedavg": FedAvg,
+    "fedbat": FedBAT,
+    "fedpaq": FedPAQ,
+    "noisy-signsgd": NoisySignSGD,
+    "signsgd": SignSGD,
+    "stoc-signsgd": StocSignSGD,
+    "zerofl": ZeroFL,
+}
+
+
+def make_method(name: str, settings: Mapping[str, str] | None = None) -> Method:
+    """The method with settings as text, such as {"rho": "6"}."""
+    if name not in METHODS:
+        raise ConfigError(f"unknown method {name!r}; choose from {', '.join(METHODS)}")
+    return METHODS[name](**parse_settings(METHODS[name], dict(settings or {})))

@@ -1,0 +1,31 @@
+"""EF-SignSGD: "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019, arXiv 1901.09847.
+
+Each client remembers what its last message left out and adds it to its next update. The memory belongs to the client,
+not to the worker that happens to run it, and waits untouched while the client is not sampled.
+
+The FedBAT paper writes the step size as ||m||_1 / d; as in Karimireddy et al. it is taken from the corrected update
+p = m + e. The learning rate is already inside m. sign(0) is a fair coin.
+"""
+
+from dataclasses import dataclass
+
+from fedbat.binarize import mean_abs, sign_or_coin
+from fedbat.method import Local, Method
+from fedbat.parts import Part, Signs
+from fedbat.streams import Noise, Tensors
+
+
+@dataclass(frozen=True)
+class EFSignSGD(Method):
+    """p = m + e, m_hat = ||p||_1 / d sign(p), e <- p - m_hat (Algorithm 1)."""
+
+    def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
+        """C(m + e), and what it left out."""
+        u = noise(local.update)
+        parts: dict[str, Part] = {}
+        left: Tensors = {}
+        for name, m in local.update.items():
+            p = m + memory[name] if name in memory else m
+            parts[name] = Signs.of(sign_or_coin(p, u[name]), mean_abs(p))
+            left[name] = p - parts[name].unpack().view(p.shape)
+        return parts, left

@@ -1,0 +1,36 @@
+"""Noisy-SignSGD: "Distributed Training with Heterogeneous Data: Bridging Median- and Mean-Based Algorithms", NeurIPS 2020.
+
+Gaussian noise before the sign makes its expectation grow with m: E[m_hat] = alpha erf(m / (sigma sqrt 2)). Step size
+and noise as tuned in Appendix A.2 of the FedBAT paper; sigma is a standard deviation. A layer that has not moved at all
+sends step size 0.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from fedbat.method import Local, Method
+from fedbat.parts import Part, Signs
+from fedbat.settings import check_range
+from fedbat.streams import Noise, Tensors
+
+
+@dataclass(frozen=True)
+class NoisySignSGD(Method):
+    """m_hat = alpha sign(m + zeta), zeta ~ N(0, sigma^2)."""
+
+    alpha: float = 0.01
+    sigma: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_range("alpha", self.alpha, 0, 1e3, "the paper tunes it to 0.01", open_low=True)
+        check_range("sigma", self.sigma, 0, 1e3, "the paper tunes it to 0.01", open_low=True)
+
+    def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
+        """alpha sign(m + zeta)."""
+        u = noise(local.update)
+        parts: dict[str, Part] = {}
+        for name, m in local.update.items():
+            zeta = self.sigma * torch.special.ndtri(u[name])  # the normal law's inverse turns u into N(0, 1)
+            parts[name] = Signs.of(m + zeta > 0, self.alpha * m.any())
+        return parts, memory

@@ -1,0 +1,32 @@
+"""SignSGD: "Compressed Optimisation for Non-Convex Problems", ICML 2018, arXiv 1802.04434, on model updates.
+
+As the FedBAT paper uses it (Eq. 3, Appendix A.2): one tuned step size for all layers and data sets, and a weighted mean
+of signs at the server, not the original's majority vote. Where the paper is silent: sign(0) is a fair coin, so that a
+weight that never moves does not drift, and a layer that has not moved at all sends step size 0.
+"""
+
+from dataclasses import dataclass
+
+from fedbat.binarize import sign_or_coin
+from fedbat.method import Local, Method
+from fedbat.parts import Part, Signs
+from fedbat.settings import check_range
+from fedbat.streams import Noise, Tensors
+
+
+@dataclass(frozen=True)
+class SignSGD(Method):
+    """m_hat = alpha sign(m)."""
+
+    alpha: float = 0.001
+
+    def __post_init__(self) -> None:
+        check_range("alpha", self.alpha, 0, 1e3, "the paper tunes it to 0.001", open_low=True)
+
+    def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
+        """alpha sign(m)."""
+        u = noise(local.update)
+        parts: dict[str, Part] = {
+            name: Signs.of(sign_or_coin(m, u[name]), self.alpha * m.any()) for name, m in local.update.items()
+        }
+        return parts, memory

@@ -1,0 +1,44 @@
+"""The paper's models by name, and anyone's by `package.module:function`."""
+
+from collections.abc import Callable
+from importlib import import_module
+
+import torch
+from torch import nn
+
+from fedbat.errors import ConfigError
+from fedbat.models.cnn import cnn
+from fedbat.models.resnet import resnet10, resnet10_narrow
+
+Builder = Callable[[tuple[int, int, int], int], nn.Module]
+
+MODELS: dict[str, Builder] = {"cnn": cnn, "resnet10": resnet10, "resnet10-narrow": resnet10_narrow}
+
+
+def build_model(name: str, shape: tuple[int, int, int], num_classes: int, seed: int) -> nn.Module:
+    """The model with its initial weights, which depend on `seed` alone.
+
+    The paper's models start as in the authors' code: convolutions and linear layers from N(0, 0.01^2), BatchNorm at its
+    defaults. A model of your own (`package.module:function`, called with shape and num_classes) keeps its own start.
+    """
+    builder = MODELS[name] if name in MODELS else _import(name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = builder(shape, num_classes)
+        if name in MODELS:
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    nn.init.normal_(parameter, std=0.01)
+    return model
+
+
+def _import(name: str) -> Builder:
+    module, _, function = name.partition(":")
+    try:
+        builder: Builder = getattr(import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"unknown model {name!r} ({error}); choose from {', '.join(MODELS)}, or name your own function as "
+            "package.module:function, which is called with (channels, height, width) and num_classes"
+        ) from None
+    return builder

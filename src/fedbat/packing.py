@@ -1,0 +1,119 @@
+"""Bits into bytes and back: signs, b-bit codes, and sorted positions by Rice coding.
+
+Element i's bit j is bit `i * b + j` of the stream, and bit n of a stream is bit `n % 8` (least significant first) of
+byte `n // 8`. Unused bits of the last byte are zero.
+"""
+
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Bytes = npt.NDArray[np.uint8]
+Integers = npt.NDArray[np.int64]
+
+
+def num_bytes(nbits: int) -> int:
+    """Bytes that hold `nbits` bits."""
+    return -(-nbits // 8)
+
+
+def pack_signs(positive: Tensor) -> Tensor:
+    """A boolean tensor as one bit per element, uint8 on the same device."""
+    flat = positive.reshape(-1)
+    if flat.device.type == "cpu":
+        return torch.from_numpy(np.packbits(flat.numpy(), bitorder="little"))
+    padded = torch.nn.functional.pad(flat, (0, -flat.numel() % 8)).view(-1, 8)
+    return (padded.to(torch.uint8) << torch.arange(8, device=flat.device)).sum(1, dtype=torch.uint8)
+
+
+def unpack_signs(packed: Tensor, count: int) -> Tensor:
+    """The first `count` bits as booleans."""
+    if packed.device.type == "cpu":
+        return torch.from_numpy(np.unpackbits(packed.numpy(), count=count, bitorder="little").view(np.bool_))
+    bits = (packed[:, None] >> torch.arange(8, device=packed.device)) & 1
+    return bits.view(-1)[:count].bool()
+
+
+@cache
+def _signs_of_byte() -> npt.NDArray[np.float32]:
+    """[256, 8]: the eight signs -1.0 / +1.0 that each byte stands for."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    return bits.astype(np.float32) * 2 - 1
+
+
+def add_signs(total: Tensor, packed: Tensor, scale: float) -> None:
+    """total += scale * (+1 or -1), in place, `total` flat and float32.
+
+    A byte is looked up in a table of its eight scaled signs, a block at a time so that the block stays in cache:
+    about as fast as adding a dense vector.
+    """
+    if total.device.type != "cpu":
+        total += torch.where(unpack_signs(packed, total.numel()), scale, -scale)
+        return
+    table = _signs_of_byte() * np.float32(scale)
+    sums, bytes_ = total.numpy(), packed.numpy()
+    whole, block = total.numel() // 8, 1 << 16
+    scratch = np.empty((min(block, max(whole, 1)), 8), np.float32)
+    eights = sums[: whole * 8].reshape(-1, 8)
+    for start in range(0, whole, block):
+        rows = eights[start : start + block]
+        # mode="clip" skips the bounds check; every uint8 is in range.
+        rows += np.take(table, bytes_[start : min(start + block, whole)], axis=0, out=scratch[: len(rows)], mode="clip")
+    if total.numel() % 8:
+        sums[whole * 8 :] += table[bytes_[whole]][: total.numel() % 8]
+
+
+def pack_codes(codes: npt.NDArray[np.unsignedinteger], width: int) -> Bytes:
+    """Unsigned integers below 2^width as `width` bits each."""
+    shifts = np.arange(width, dtype=codes.dtype)
+    return np.packbits((codes[:, None] >> shifts).astype(np.uint8) & 1, bitorder="little")
+
+
+def unpack_codes(packed: Bytes, count: int, width: int) -> npt.NDArray[np.uint32]:
+    """The first `count` integers of `width` bits."""
+    bits = np.unpackbits(packed, count=count * width, bitorder="little").reshape(count, width)
+    codes = np.zeros(count, np.uint32)
+    for j in range(width):
+        codes |= bits[:, j].astype(np.uint32) << np.uint32(j)
+    return codes
+
+
+def choose_rice_width(positions: Integers) -> int:
+    """The remainder width for which these positions take the fewest bits."""
+    gaps = _gaps(positions)
+    guess = int(np.log2(gaps.mean() + 1)) if len(gaps) else 0
+    return min(range(max(guess - 2, 0), guess + 2), key=lambda width: _rice_bits(gaps, width))
+
+
+def rice_encode(positions: Integers, width: int) -> tuple[Bytes, Bytes]:
+    """Ascending positions as gaps: (low `width` bits of each gap, the rest in unary).
+
+    A gap is the number of positions skipped; its high part q is written as q zeros and a one. For random positions
+    this takes within 4 % of their entropy.
+    """
+    gaps = _gaps(positions)
+    ends = np.cumsum((gaps >> width) + 1) - 1
+    unary = np.zeros(int(ends[-1]) + 1 if len(ends) else 0, np.uint8)
+    unary[ends] = 1
+    low = (gaps & ((1 << width) - 1)).astype(np.uint32)
+    return pack_codes(low, width), np.packbits(unary, bitorder="little")
+
+
+def rice_decode(low: Bytes, unary: Bytes, count: int, width: int) -> Integers | None:
+    """The positions, or None when the unary stream does not hold exactly `count` ones."""
+    ends = np.flatnonzero(np.unpackbits(unary, bitorder="little"))
+    if len(ends) != count:
+        return None
+    high = np.diff(ends, prepend=-1) - 1
+    return np.cumsum((high << width) + unpack_codes(low, count, width) + 1) - 1
+
+
+def _gaps(positions: Integers) -> Integers:
+    return np.diff(positions, prepend=-1) - 1
+
+
+def _rice_bits(gaps: Integers, width: int) -> int:
+    return len(gaps) * (width + 1) + int((gaps >> width).sum())

@@ -1,0 +1,379 @@
+"""What one compressed tensor can look like in an upload: dense, signs, levels or sparse.
+
+A part keeps its packed form; `unpack` and `add_to` agree bit for bit. On the wire a part is an 8-byte record (kind,
+parameter, one 32-bit word) in the header and a body whose length follows from the record and the tensor's size
+(docs/wire-format.md). Signs and levels may lie on any device; `body` brings them home.
+"""
+
+import math
+import struct
+from typing import ClassVar, NamedTuple, Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbat import packing
+from fedbat.errors import WireError
+from fedbat.packing import num_bytes
+
+
+class Record(NamedTuple):
+    """The eight bytes about a part in the header: kind u8, parameter u8, two zero bytes, word u32."""
+
+    kind: int
+    parameter: int
+    word: int
+
+
+class Part(Protocol):
+    """One compressed tensor, packed."""
+
+    KIND: ClassVar[int]
+
+    @property
+    def numel(self) -> int:
+        """Number of elements it stands for."""
+        ...
+
+    @property
+    def nbits(self) -> int:
+        """Bits of information, step size included, padding not."""
+        ...
+
+    @property
+    def step(self) -> float | None:
+        """The step size sent with it, if there is one."""
+        ...
+
+    @property
+    def reach(self) -> float | None:
+        """The largest magnitude it can express, if there is one: what lies beyond is clipped."""
+        ...
+
+    def unpack(self) -> Tensor:
+        """Exactly what the server adds: float32, flat."""
+        ...
+
+    def add_to(self, total: Tensor, weight: float) -> None:
+        """total += weight * unpack(), in place, without unpacking more than a block."""
+        ...
+
+    def record(self) -> Record:
+        """Its entry in the header."""
+        ...
+
+    def body(self) -> bytes:
+        """Its bytes after the header."""
+        ...
+
+    @classmethod
+    def parse(cls, record: Record, numel: int, reader: "Reader") -> Self:
+        """The part that `body` wrote; raises WireError and reads nothing beyond what the record allows."""
+        ...
+
+
+class Reader:
+    """Takes bytes off a buffer and never past its end."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data, self._at = data, 0
+
+    def take(self, count: int, what: str) -> memoryview:
+        """The next `count` bytes."""
+        left = len(self._data) - self._at
+        if count > left:
+            raise WireError(f"{what} needs {count} bytes, only {left} are left; the upload is cut short or damaged")
+        self._at += count
+        return self._data[self._at - count : self._at]
+
+    def take_bits(self, nbits: int, what: str) -> packing.Bytes:
+        """The bytes that hold the next `nbits` bits, whose padding must be zero."""
+        packed = np.frombuffer(self.take(num_bytes(nbits), what), np.uint8)
+        if nbits % 8 and packed[-1] >> nbits % 8:
+            raise WireError(f"{what} has non-zero padding bits, expected zeros; the upload is damaged")
+        return packed
+
+    def take_floats(self, count: int, what: str) -> Tensor:
+        """The next `count` float32, all finite."""
+        values = np.frombuffer(self.take(4 * count, what), "<f4").astype(np.float32)
+        if not np.isfinite(values).all():
+            raise WireError(f"{what} holds NaN or infinity, expected finite numbers; the sender's training diverged")
+        return torch.from_numpy(values)
+
+    def close(self) -> None:
+        """All bytes must have been taken."""
+        if left := len(self._data) - self._at:
+            raise WireError(f"{left} bytes follow the last tensor, expected none; the upload is damaged")
+
+
+class Dense(NamedTuple):
+    """Every value as float32."""
+
+    values: Tensor  # float32 [numel]
+    KIND = 0
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return self.values.numel()
+
+    @property
+    def nbits(self) -> int:
+        """32 a value."""
+        return 32 * self.numel
+
+    @property
+    def step(self) -> float | None:
+        """None: nothing is quantized."""
+        return None
+
+    @property
+    def reach(self) -> float | None:
+        """None: nothing is clipped."""
+        return None
+
+    def unpack(self) -> Tensor:
+        """The values."""
+        return self.values
+
+    def add_to(self, total: Tensor, weight: float) -> None:
+        """Add weight * values."""
+        total.add_(self.values, alpha=weight)
+
+    def record(self) -> Record:
+        """No parameter."""
+        return Record(self.KIND, 0, 0)
+
+    def body(self) -> bytes:
+        """Little-endian float32."""
+        return self.values.cpu().numpy().astype("<f4").tobytes()
+
+    @classmethod
+    def parse(cls, record: Record, numel: int, reader: Reader) -> Self:
+        """Finite values only."""
+        _expect_unused("dense", parameter=record.parameter, word=record.word)
+        return cls(reader.take_floats(numel, "a dense tensor"))
+
+
+class Signs(NamedTuple):
+    """scale * (+1 or -1): one bit a value and one float32."""
+
+    packed: Tensor  # uint8 [ceil(count / 8)]
+    scale: Tensor  # float32 []
+    count: int
+    KIND = 1
+
+    @classmethod
+    def of(cls, positive: Tensor, scale: Tensor) -> Self:
+        """Pack a boolean tensor."""
+        return cls(packing.pack_signs(positive), scale.detach().to(torch.float32), positive.numel())
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return self.count
+
+    @property
+    def nbits(self) -> int:
+        """One a value and the step size."""
+        return self.count + 32
+
+    @property
+    def step(self) -> float | None:
+        """The magnitude of every value."""
+        return float(self.scale)
+
+    @property
+    def reach(self) -> float | None:
+        """The same."""
+        return self.step
+
+    def unpack(self) -> Tensor:
+        """The signed step sizes."""
+        return torch.where(packing.unpack_signs(self.packed, self.count), self.scale, -self.scale)
+
+    def add_to(self, total: Tensor, weight: float) -> None:
+        """Add weight * scale with the signs, straight from the packed bits."""
+        packing.add_signs(total, self.packed, weight * float(self.scale))
+
+    def record(self) -> Record:
+        """The word is the step size's bits."""
+        return Record(self.KIND, 0, _float_bits(self.scale))
+
+    def body(self) -> bytes:
+        """The packed bits."""
+        return self.packed.cpu().numpy().tobytes()
+
+    @classmethod
+    def parse(cls, record: Record, numel: int, reader: Reader) -> Self:
+        """A step size that is finite and not negative."""
+        _expect_unused("signs", parameter=record.parameter)
+        packed = reader.take_bits(numel, "a tensor of signs").copy()
+        return cls(torch.from_numpy(packed), _scale(record.word), numel)
+
+
+class Levels(NamedTuple):
+    """scale * j / s with integers |j| <= s = 2^(width-1) - 1: `width` bits a value and one float32."""
+
+    codes: Tensor  # uint8 [numel], j + s
+    scale: Tensor  # float32 []
+    width: int
+    KIND = 2
+
+    @classmethod
+    def of(cls, levels: Tensor, scale: Tensor, width: int) -> Self:
+        """From integer-valued levels in [-s, s]."""
+        codes = (levels.reshape(-1) + num_steps(width)).to(torch.uint8)
+        return cls(codes, scale.detach().to(torch.float32), width)
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return self.codes.numel()
+
+    @property
+    def nbits(self) -> int:
+        """`width` a value and the scale."""
+        return self.width * self.numel + 32
+
+    @property
+    def step(self) -> float | None:
+        """The distance between neighbouring levels."""
+        return float(self.scale) / num_steps(self.width)
+
+    @property
+    def reach(self) -> float | None:
+        """The outermost level."""
+        return float(self.scale)
+
+    def unpack(self) -> Tensor:
+        """The levels' values."""
+        return _level_values(self.scale, self.width)[self.codes.int()]
+
+    def add_to(self, total: Tensor, weight: float) -> None:
+        """Add weight * the levels' values."""
+        total.add_(self.unpack(), alpha=weight)
+
+    def record(self) -> Record:
+        """The parameter is the width, the word the scale's bits."""
+        return Record(self.KIND, self.width, _float_bits(self.scale))
+
+    def body(self) -> bytes:
+        """The packed codes."""
+        return packing.pack_codes(self.codes.cpu().numpy(), self.width).tobytes()
+
+    @classmethod
+    def parse(cls, record: Record, numel: int, reader: Reader) -> Self:
+        """Codes of 2 to 8 bits; the code 2^width - 1 stands for nothing."""
+        width = record.parameter
+        if not 2 <= width <= 8:
+            raise WireError(f"levels of {width} bits, expected 2 to 8; the upload is damaged")
+        packed = reader.take_bits(width * numel, "a tensor of levels")
+        codes = packing.unpack_codes(packed, numel, width).astype(np.uint8)
+        if numel and codes.max() > 2 * num_steps(width):
+            raise WireError(f"level code {codes.max()}, expected at most {2 * num_steps(width)}; the upload is damaged")
+        return cls(torch.from_numpy(codes), _scale(record.word), width)
+
+
+class Sparse(NamedTuple):
+    """A few float32 values at Rice-coded positions, zero elsewhere."""
+
+    positions: Tensor  # int64 [kept], ascending
+    values: Tensor  # float32 [kept]
+    count: int
+    KIND = 3
+
+    @property
+    def numel(self) -> int:
+        """Number of elements, zeros included."""
+        return self.count
+
+    @property
+    def nbits(self) -> int:
+        """32 a kept value, and the positions' code with the length of its unary part."""
+        width, low, unary = self._coded()
+        return 32 * len(self.values) + len(self.positions) * width + 8 * len(unary) + 32
+
+    @property
+    def step(self) -> float | None:
+        """None: kept values are exact."""
+        return None
+
+    @property
+    def reach(self) -> float | None:
+        """None: nothing is clipped."""
+        return None
+
+    def unpack(self) -> Tensor:
+        """Dense, with zeros."""
+        dense = torch.zeros(self.count, device=self.values.device)
+        dense[self.positions] = self.values
+        return dense
+
+    def add_to(self, total: Tensor, weight: float) -> None:
+        """Add weight * values at the positions."""
+        total.index_add_(0, self.positions, self.values.to(total.dtype), alpha=weight)
+
+    def record(self) -> Record:
+        """The parameter is the Rice width, the word the number of kept values."""
+        return Record(self.KIND, packing.choose_rice_width(self.positions.cpu().numpy()), len(self.values))
+
+    def body(self) -> bytes:
+        """u32 length of the unary stream, low bits, unary stream, values."""
+        _, low, unary = self._coded()
+        values = self.values.cpu().numpy().astype("<f4").tobytes()
+        return struct.pack("<I", len(unary)) + low.tobytes() + unary.tobytes() + values
+
+    @classmethod
+    def parse(cls, record: Record, numel: int, reader: Reader) -> Self:
+        """At most `numel` values at ascending positions inside the tensor."""
+        width, kept = record.parameter, record.word
+        if kept > numel or width > 31:
+            raise WireError(f"{kept} values coded with width {width} in a tensor of {numel}; the upload is damaged")
+        (unary_length,) = struct.unpack("<I", reader.take(4, "a sparse tensor"))
+        most = num_bytes(kept + (numel >> width))  # every gap's high part together skip at most numel >> width
+        if unary_length > most:
+            raise WireError(f"positions of {unary_length} bytes, expected at most {most}; the upload is damaged")
+        low = reader.take_bits(kept * width, "a sparse tensor's positions")
+        unary = np.frombuffer(reader.take(unary_length, "a sparse tensor's positions"), np.uint8)
+        positions = packing.rice_decode(low, unary, kept, width)
+        if positions is None or (kept and positions[-1] >= numel):
+            raise WireError(f"positions do not name {kept} places among {numel}; the upload is damaged")
+        return cls(torch.from_numpy(positions), reader.take_floats(kept, "a sparse tensor"), numel)
+
+    def _coded(self) -> tuple[int, packing.Bytes, packing.Bytes]:
+        positions = self.positions.cpu().numpy()
+        width = packing.choose_rice_width(positions)
+        return width, *packing.rice_encode(positions, width)
+
+
+KINDS: dict[int, type[Part]] = {kind.KIND: kind for kind in (Dense, Signs, Levels, Sparse)}
+"""Kinds 0 to 15 as above; 16 to 31 are kept for kinds whose body begins with a 64-bit seed."""
+
+
+def num_steps(width: int) -> int:
+    """s: levels on each side of zero that `width` bits can tell apart."""
+    return 2 ** (width - 1) - 1
+
+
+def _level_values(scale: Tensor, width: int) -> Tensor:
+    s = num_steps(width)
+    return torch.arange(-s, s + 1, device=scale.device, dtype=torch.float32) * (scale / s)
+
+
+def _float_bits(value: Tensor) -> int:
+    return int(struct.unpack("<I", struct.pack("<f", float(value)))[0])
+
+
+def _scale(word: int) -> Tensor:
+    (value,) = struct.unpack("<f", struct.pack("<I", word))
+    if not math.isfinite(value) or math.copysign(1.0, value) < 0:
+        raise WireError(f"step size {value}, expected a finite number >= 0; the sender's training diverged or it lies")
+    return torch.tensor(value, dtype=torch.float32)
+
+
+def _expect_unused(kind: str, **fields: int) -> None:
+    for name, value in fields.items():
+        if value:
+            raise WireError(f"{name} of a {kind} tensor is {value}, expected 0; the upload is damaged")

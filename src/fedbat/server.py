@@ -1,0 +1,78 @@
+"""The server's side of a round: decode one upload at a time, add it, forget it. Memory does not grow with clients."""
+
+import torch
+from torch import Tensor, nn
+
+from fedbat.errors import ConfigError, MethodError
+from fedbat.layout import Layout, layout_of, tensors_of
+from fedbat.method import Method
+from fedbat.streams import Tensors
+from fedbat.wire import Payload
+
+
+class Aggregator:
+    """The weighted mean of one round's uploads: w <- w + sum_k p'_k m_hat_k (Eq. 11), p'_k = weight_k / sum of weights."""
+
+    def __init__(self, method: Method, layout: Layout, w: Tensors) -> None:
+        self.method, self.layout, self.w = method, layout, w
+        self.total_weight = 0.0
+        self._sums = {
+            entry.name: w[entry.name].clone()
+            if entry.role == "max"
+            else torch.zeros(entry.numel, dtype=entry.wire_dtype, device=w[entry.name].device)
+            for entry in layout
+        }
+
+    def add(self, payload: Payload, weight: float) -> None:
+        """Add one upload; p'_k needs the other weights only at the end."""
+        if not 0 < weight < float("inf"):
+            raise ConfigError(f"weight={weight}, expected a positive number such as the client's number of samples")
+        for name, part in payload.parts.items():
+            part.add_to(self._sums[name], weight)
+        for entry in self.layout.rest:
+            value, so_far = payload.rest[entry.name].to(self._sums[entry.name].device), self._sums[entry.name]
+            if entry.role == "max":
+                torch.maximum(so_far, value, out=so_far)
+            else:
+                so_far.add_(value.reshape(-1), alpha=weight)
+        self.total_weight += weight
+
+    def result(self) -> Tensors:
+        """The next global tensors."""
+        if self.total_weight == 0:
+            raise MethodError("no upload was added in this round; keep the old model, or add at least one")
+        result = {}
+        for entry in self.layout.rest:
+            name = entry.name
+            result[name] = self._sums[name] if entry.role == "max" else self.w[name] + self._mean(name)
+        names = [entry.name for entry in self.layout.compressed]
+        result |= self.method.aggregate({k: self.w[k] for k in names}, {k: self._mean(k) for k in names})
+        return {entry.name: result[entry.name].to(entry.dtype) for entry in self.layout}
+
+    def _mean(self, name: str) -> Tensor:
+        return (self._sums[name] / self.total_weight).view(self.w[name].shape)
+
+
+class Server:
+    """A model that learns from uploads: `add` them, then `step`.
+
+    >>> server = Server(method, model)            # doctest: +SKIP
+    >>> server.add(raw_bytes, weight=num_samples)  # doctest: +SKIP
+    >>> server.step()                              # doctest: +SKIP
+    """
+
+    def __init__(self, method: Method, model: nn.Module, *, layout: Layout | None = None) -> None:
+        self.method, self.layout = method, layout or layout_of(model)
+        self._live = tensors_of(model, self.layout)
+        self._round = Aggregator(method, self.layout, self._live)
+
+    def add(self, upload: bytes, weight: float) -> None:
+        """Decode one client's bytes and add them; WireError if they are not an upload for this model."""
+        self._round.add(Payload.from_bytes(upload, self.layout), weight)
+
+    def step(self) -> None:
+        """Apply the mean of the uploads added since the last step to the model."""
+        with torch.no_grad():
+            for name, value in self._round.result().items():
+                self._live[name].copy_(value)
+        self._round = Aggregator(self.method, self.layout, self._live)

@@ -1,0 +1,68 @@
+"""Hyper-parameters from text ("rho=6"), and the checks their dataclasses make at construction."""
+
+import dataclasses
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from fedbat.errors import ConfigError
+
+
+_BOOLEANS = {"on": True, "true": True, "off": False, "false": False}
+
+
+def check_range(name: str, value: float, low: float, high: float, hint: str, *, open_low: bool = False) -> None:
+    """Low <= value <= high (low < value with `open_low`)."""
+    if not (low < value if open_low else low <= value) or not value <= high:
+        interval = f"{'(' if open_low else '['}{low:g}, {high:g}]"
+        raise ConfigError(f"{name}={value}, expected a number in {interval}; {hint}")
+
+
+def check_choice(name: str, value: object, choices: Any) -> None:
+    """`value` is one of a Literal type's values."""
+    if value not in get_args(choices):
+        raise ConfigError(f"{name}={value}, expected one of {', '.join(map(str, get_args(choices)))}")
+
+
+def parse_settings(kind: type, pairs: dict[str, str]) -> dict[str, Any]:
+    """Text values as the types of the dataclass's fields."""
+    hints = get_type_hints(kind)
+    fields = [field.name for field in dataclasses.fields(kind)]
+    parsed = {}
+    for name, text in pairs.items():
+        if name not in fields:
+            known = f"it has {', '.join(fields)}" if fields else "it has none"
+            raise ConfigError(f"{kind.__name__} has no setting {name!r}; {known}")
+        try:
+            parsed[name] = _parse(text, hints[name])
+        except ValueError:
+            default = next(field.default for field in dataclasses.fields(kind) if field.name == name)
+            raise ConfigError(f"{name}={text!r} could not be read; write it like its default, {show(default)}") from None
+    return parsed
+
+
+def show(value: object) -> str:
+    """A setting as it is written on the command line."""
+    if isinstance(value, tuple):
+        return ",".join(map(show, value))
+    if value is None or isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _parse(text: str, hint: Any) -> Any:
+    options = get_args(hint)
+    if get_origin(hint) is UnionType:
+        if NoneType in options and text.lower() in ("off", "none"):
+            return None
+        return _parse(text, next(option for option in options if option is not NoneType))
+    if get_origin(hint) is tuple:
+        pieces = text.split(",")
+        return tuple(_parse(piece, option) for piece, option in zip(pieces, options, strict=True))
+    if hint is bool:
+        if text.lower() not in _BOOLEANS:
+            raise ValueError(text)
+        return _BOOLEANS[text.lower()]
+    if hint in (int, float):
+        return hint(text)
+    return text  # a Literal: the dataclass checks it
+

@@ -1,0 +1,62 @@
+"""Named random streams: one per (seed, purpose, round, client), so that no draw can shift another.
+
+Two methods run with the same seed share the split, the initial weights, the sampled clients and the batches, because
+the method is not part of any key.
+"""
+
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+"""Name -> tensor: the only container of weights in this package."""
+
+Noise = Callable[[Tensors], Tensors]
+"""Draws u ~ U[0, 1) of the shapes it is shown."""
+
+
+def _sequence(seed: int, purpose: str, *key: int) -> np.random.SeedSequence:
+    return np.random.SeedSequence(seed, spawn_key=(zlib.crc32(purpose.encode()), *key))
+
+
+def stream(seed: int, purpose: str, *key: int) -> np.random.Generator:
+    """The NumPy generator of this purpose and key (say, a round and a client)."""
+    return np.random.Generator(np.random.SFC64(_sequence(seed, purpose, *key)))
+
+
+def stream_seed(seed: int, purpose: str, *key: int) -> int:
+    """A 63-bit seed for generators that are not NumPy's."""
+    return int(_sequence(seed, purpose, *key).generate_state(1, np.uint64)[0] >> 1)
+
+
+class UniformNoise:
+    """U[0, 1) for the sign decisions of one client and round, drawn for all layers in one call.
+
+    On the CPU a decision gets 16 random bits, not 32: a probability is then off by at most 2^-17, and the noise costs
+    a third of what a float32 generator takes.
+    """
+
+    def __init__(self, seed: int, purpose: str, *key: int, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        if self.device.type == "cpu":
+            self._words = np.random.SFC64(_sequence(seed, purpose, *key))
+        else:
+            self._generator = torch.Generator(self.device).manual_seed(stream_seed(seed, purpose, *key))
+
+    def __call__(self, like: Tensors) -> Tensors:
+        """Noise of the shapes in `like`, independent of all earlier calls."""
+        sizes = [tensor.numel() for tensor in like.values()]
+        flat = self._draw(sum(sizes))
+        return {
+            name: piece.view(tensor.shape)
+            for (name, tensor), piece in zip(like.items(), flat.split(sizes), strict=True)
+        }
+
+    def _draw(self, count: int) -> Tensor:
+        if self.device.type != "cpu":
+            return torch.rand(count, generator=self._generator, device=self.device)
+        halves = np.asarray(self._words.random_raw(-(-count // 4))).view(np.int16)[:count]
+        return torch.from_numpy(halves).to(torch.float32).add_(32768.5).mul_(2**-16)

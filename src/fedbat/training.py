@@ -1,0 +1,221 @@
+"""Local training around anyone's loop: values into the parameters, gradients pulled back.
+
+The user's model, optimizer and loop stay as they are. `begin` hooks the optimizer and nothing else:
+
+    before the forward pass   the parameters hold what the method wants the model to compute with;
+    before optimizer.step()   their gradients are pulled back to m and to what is learned beside it, and the
+                              parameters hold w + m, so that the optimizer moves m;
+    after it                  the next values go in.
+
+While a method computes with w + m itself (FedAvg, the sign methods, FedBAT's warm-up), a step costs nothing extra.
+The optimizer sees w + m, not m: momentum and Adam cannot tell the difference, and weight decay acts on the
+weights, as users expect. Noise is drawn once per optimizer step, so it is constant across accumulated micro-batches.
+"""
+
+import secrets
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fedbat.errors import ConfigError, MethodError
+from fedbat.layout import Layout, layout_of, tensors_of
+from fedbat.method import Forward, Local, Method, Step
+from fedbat.parts import Part
+from fedbat.streams import Noise, Tensors, UniformNoise
+from fedbat.wire import Payload
+
+
+class LayerReport(NamedTuple):
+    """How well one layer's update got through."""
+
+    relative_error: float  # ||sent - m|| / ||m||, 0 if m = 0
+    step: float | None  # the step size sent
+    clipped: float | None  # share of |m| beyond what the part can express
+
+
+class Upload(NamedTuple):
+    """What a client gives back after a round."""
+
+    payload: Payload
+    memory: Tensors  # to be handed to this client's next `begin`
+    num_steps: int
+    layers: dict[str, LayerReport]
+
+    def to_bytes(self) -> bytes:
+        """The payload as it travels."""
+        return self.payload.to_bytes()
+
+
+class LocalTraining:
+    """One client in one round, from `begin` to `finish`; the only stateful piece of local training."""
+
+    def __init__(
+        self,
+        method: Method,
+        model: nn.Module,
+        optimizer: Optimizer,
+        num_steps: int,
+        *,
+        layout: Layout | None = None,
+        memory: Tensors | None = None,
+        noise: Noise | None = None,
+        context: int = 0,
+    ) -> None:
+        if num_steps < 1:
+            raise ConfigError(f"num_steps={num_steps}, expected the number of optimizer steps to come, at least 1")
+        self.method, self.layout, self.context = method, layout or layout_of(model), context
+        self.memory = memory or {}
+        self.step = Step(0, num_steps)
+        self._live = tensors_of(model, self.layout)
+        self._start = {name: tensor.clone() for name, tensor in self._live.items()}
+        names = [entry.name for entry in self.layout.compressed]
+        self._w = {name: _wide(self._start[name]) for name in names}
+        self._parameters = {name: p for name, p in model.named_parameters() if name in self._w}
+        self._noise = noise or UniformNoise(secrets.randbits(63), "local", device=_device(self._live))
+        self._local = Local({}, {k: nn.Parameter(x) for k, x in method.learnables(self._w).items()})
+        self._latent: Tensors = {}  # w + m while the parameters hold something else
+        self._seen: Forward | None = None
+        self._u: Tensors = {}
+        self._optimizer = optimizer
+        self._add_learnables()
+        self._handles = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+            *method.instrument(model, names),
+        ]
+        self._put_values_in()
+
+    def finish(self) -> Upload:
+        """Encode the update, leave in the model exactly what was sent, and unhook."""
+        self._release()
+        update = self._update()
+        self._local.update = update
+        parts, memory = self.method.encode(self._w, self._local, self.memory, self._noise)
+        rest: Tensors = {}
+        for entry in self.layout.rest:
+            now, start = self._live[entry.name], self._start[entry.name]
+            rest[entry.name] = now.clone() if entry.role == "max" else _wide(now) - _wide(start)
+            if entry.role == "dense":
+                now.copy_(_wide(start) + rest[entry.name])
+        layers = {}
+        for name, part in parts.items():
+            sent = part.unpack().to(update[name].dtype).view(update[name].shape)
+            weights = sent if self.method.sends_weights else self._w[name] + sent
+            self._live[name].copy_(weights)
+            sent_update = sent - self._w[name] if self.method.sends_weights else sent
+            layers[name] = _report(update[name], sent_update, part)
+        return Upload(Payload(self.layout, parts, rest, self.context), memory, self.step.index, layers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Unhook, so that the model and the optimizer are the user's own again whatever happened."""
+        self._release()
+
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if self._seen is None:
+            return
+        if any(callable(argument) for argument in (*args, *kwargs.values())):
+            raise MethodError(
+                "optimizer.step(closure) computes gradients inside the step, where they cannot be pulled back; "
+                "call loss.backward() and then optimizer.step()"
+            )
+        grad = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+        grads, learned = self.method.pull_back(self._w, self._local, self._u, self._seen, grad)
+        for name, parameter in self._parameters.items():
+            parameter.data = self._latent[name]
+            if name in grads:
+                parameter.grad = grads[name].to(parameter.dtype)
+        for name, value in learned.items():
+            self._local.learned[name].grad = value
+        self._local.last = self._seen.kept
+
+    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.step = Step(self.step.index + 1, self.step.total)
+        self._put_values_in()
+
+    @torch.no_grad()
+    def _put_values_in(self) -> None:
+        """Let the parameters hold what the method wants the next forward pass to compute with."""
+        if not self.method.alters_forward(self.step):
+            return
+        if not self._latent:  # from now on w + m needs a place of its own
+            self._latent = {name: p.detach().clone() for name, p in self._parameters.items()}
+        self._local.update = self._update()
+        self._local.fixed = self.method.prepare(self._w, self._local)
+        self._u = self._noise(self._w) if self.method.noisy_forward else {}
+        self._seen = self.method.forward(self._w, self._local, self._u)
+        self._point_at_live()
+        for name, weights in self._seen.weights.items():
+            self._live[name].copy_(weights)
+
+    def _update(self) -> Tensors:
+        """m: where training stands minus where it started."""
+        trained = self._latent or self._live
+        return {name: _wide(trained[name]) - start for name, start in self._w.items()}
+
+    def _point_at_live(self) -> None:
+        for name, parameter in self._parameters.items():
+            parameter.data = self._live[name]
+
+    def _add_learnables(self) -> None:
+        """Into the group of the layer they belong to, so that its learning rate and schedule apply to them."""
+        group_of = {id(p): group for group in self._optimizer.param_groups for p in group["params"]}
+        for name, value in self._local.learned.items():
+            if group := group_of.get(id(self._parameters[name])):
+                group["params"].append(value)
+
+    def _release(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._point_at_live()
+        learned = {id(value) for value in self._local.learned.values()}
+        for group in self._optimizer.param_groups:
+            group["params"] = [p for p in group["params"] if id(p) not in learned]
+        for value in self._local.learned.values():
+            self._optimizer.state.pop(value, None)
+
+
+def begin(
+    method: Method,
+    model: nn.Module,
+    optimizer: Optimizer,
+    num_steps: int,
+    *,
+    layout: Layout | None = None,
+    memory: Tensors | None = None,
+    noise: Noise | None = None,
+    context: int = 0,
+) -> LocalTraining:
+    """Start local training of the received `model`: train as usual, then call `finish()` on what this returns.
+
+    `num_steps` announces how often optimizer.step() will be called (FedBAT's tau). `memory` is what this client's
+    last upload returned (error feedback). `noise` makes the run repeatable: UniformNoise(seed, "local", round, client).
+    """
+    return LocalTraining(
+        method, model, optimizer, num_steps, layout=layout, memory=memory, noise=noise, context=context
+    )
+
+
+def _report(update: Tensor, sent: Tensor, part: Part) -> LayerReport:
+    norm = torch.linalg.vector_norm(update)
+    error = torch.linalg.vector_norm(sent - update) / torch.where(norm > 0, norm, 1.0)
+    clipped = None if part.reach is None else float((update.abs() > part.reach).float().mean())
+    return LayerReport(float(error), part.step, clipped)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """At least float32: updates of half-precision weights would drown in rounding."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def _device(tensors: Tensors) -> torch.device:
+    return next(iter(tensors.values())).device

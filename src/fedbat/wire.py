@@ -1,0 +1,138 @@
+"""Uploads as bytes, format version 1 (docs/wire-format.md): a header, one record per compressed tensor, the bodies.
+
+    bytes      field
+    0  - 3     "FBAT"
+    4          version = 1
+    5  - 7     zero
+    8  - 11    u32  number of compressed tensors
+    12 - 19    layout hash, eight bytes
+    20 - 27    u64  context: whatever sender and receiver agree on, such as the round (0 if unused)
+    28 - 35    u64  length of the whole upload
+    36 - 39    u32  CRC-32 of everything else
+    40 - ...   8 bytes per compressed tensor, then their bodies, then the rest as it is
+
+Integers are little-endian. What arrives is never unpickled and never trusted: `from_bytes` checks all of it and
+allocates no more than the layout's tensors take.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbat.errors import WireError
+from fedbat.layout import Entry, Layout
+from fedbat.parts import KINDS, Part, Reader, Record
+from fedbat.streams import Tensors
+
+MAGIC, VERSION = b"FBAT", 1
+_HEADER = struct.Struct("<4sB3xI8sQQ")
+_CHECKSUM = struct.Struct("<I")
+_RECORD = struct.Struct("<BBHI")
+HEADER_BYTES = _HEADER.size + _CHECKSUM.size
+
+
+@dataclass(frozen=True)
+class Payload:
+    """One client's upload: a part per compressed tensor, and the rest as it is."""
+
+    layout: Layout
+    parts: dict[str, Part]
+    rest: Tensors
+    context: int = 0
+
+    @property
+    def nbits(self) -> int:
+        """Bits of the method's own parts: the number papers quote, before headers and the dense rest."""
+        return sum(part.nbits for part in self.parts.values())
+
+    def to_bytes(self) -> bytes:
+        """The upload as it travels."""
+        records, bodies = [], []
+        for entry in self.layout.compressed:
+            part = self.parts[entry.name]
+            kind, parameter, word = part.record()
+            records.append(_RECORD.pack(kind, parameter, 0, word))
+            bodies.append(part.body())
+        bodies += [_rest_to_bytes(self.rest[entry.name], entry) for entry in self.layout.rest]
+        after = b"".join(records + bodies)
+        header = _HEADER.pack(
+            MAGIC, VERSION, len(records), self.layout.hash, self.context, HEADER_BYTES + len(after)
+        )
+        return header + _CHECKSUM.pack(zlib.crc32(after, zlib.crc32(header))) + after
+
+    @staticmethod
+    def from_bytes(raw: bytes | bytearray | memoryview, layout: Layout, context: int | None = None) -> "Payload":
+        """The payload that `to_bytes` wrote for this layout; WireError for anything else.
+
+        With `context` given, an upload of another context (another round, say) is refused.
+        """
+        data = memoryview(raw).cast("B")
+        found_context = _check_header(data, layout, context)
+        reader = Reader(data[HEADER_BYTES:])
+        records = list(_read_records(reader, len(layout.compressed)))
+        parts: dict[str, Part] = {}
+        for record, entry in zip(records, layout.compressed, strict=True):
+            try:
+                parts[entry.name] = KINDS[record.kind].parse(record, entry.numel, reader)
+            except WireError as error:
+                raise WireError(f"{entry.name}: {error}") from None
+        rest = {entry.name: _rest_from_bytes(reader, entry) for entry in layout.rest}
+        reader.close()
+        return Payload(layout, parts, rest, found_context)
+
+
+def _check_header(data: memoryview, layout: Layout, context: int | None) -> int:
+    if len(data) < HEADER_BYTES:
+        raise WireError(f"got {len(data)} bytes, an upload has at least {HEADER_BYTES}; it was cut short")
+    magic, version, num_parts, layout_hash, found_context, length = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise WireError(f"starts with {magic!r}, expected {MAGIC!r}; these bytes are not a fedbat upload")
+    if version != VERSION:
+        raise WireError(f"format version {version}, this release reads {VERSION}; use the same fedbat on both sides")
+    if length != len(data):
+        raise WireError(f"got {len(data)} bytes, the header announces {length}; it was cut short or has a tail")
+    (checksum,) = _CHECKSUM.unpack_from(data, _HEADER.size)
+    found_checksum = zlib.crc32(data[HEADER_BYTES:], zlib.crc32(data[: _HEADER.size]))
+    if checksum != found_checksum:
+        raise WireError(f"checksum {found_checksum:08x}, expected {checksum:08x}; it was damaged on the way")
+    if data[5:8] != b"\0\0\0":
+        raise WireError("bytes 5 to 7 of the header are not zero, as version 1 demands; the sender is not version 1")
+    if layout_hash != layout.hash or num_parts != len(layout.compressed):
+        raise WireError(
+            f"layout {layout_hash.hex()} with {num_parts} compressed tensors, expected {layout.hash.hex()} with "
+            f"{len(layout.compressed)}; sender and receiver must use the same model and the same roles"
+        )
+    if context is not None and found_context != context:
+        raise WireError(f"context {found_context}, expected {context}; this upload belongs to another round")
+    return int(found_context)
+
+
+def _read_records(reader: Reader, count: int) -> Iterator[Record]:
+    for kind, parameter, unused, word in _RECORD.iter_unpack(reader.take(count * _RECORD.size, "the header")):
+        if kind not in KINDS or unused:
+            raise WireError(f"part of kind {kind}, this release knows {sorted(KINDS)}; the sender is newer or damaged")
+        yield Record(kind, parameter, word)
+
+
+def _numpy_dtype(entry: Entry) -> np.dtype[np.generic]:
+    return torch.empty(0, dtype=entry.wire_dtype).numpy().dtype.newbyteorder("<")
+
+
+def _rest_to_bytes(tensor: Tensor, entry: Entry) -> bytes:
+    return tensor.to("cpu", entry.wire_dtype).contiguous().numpy().astype(_numpy_dtype(entry)).tobytes()
+
+
+def _rest_from_bytes(reader: Reader, entry: Entry) -> Tensor:
+    raw = reader.take(entry.nbytes, entry.name)
+    if entry.dtype == torch.bool and any(byte > 1 for byte in raw):
+        raise WireError(f"{entry.name} holds bytes other than 0 and 1, expected booleans; the upload is damaged")
+    dtype = _numpy_dtype(entry)
+    tensor = torch.from_numpy(np.frombuffer(raw, dtype).astype(dtype.newbyteorder("="))).view(entry.shape)
+    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        raise WireError(f"{entry.name} holds NaN or infinity, expected finite numbers; the sender's training diverged")
+    return tensor
