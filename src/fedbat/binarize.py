@@ -1,6 +1,6 @@
 """The learnable binarization of FedBAT (Section 3.2), and the other quantizers: pure functions of tensors.
 
-Notation: `m` is a layer's update (trained weights minus received ones), `alpha` its step size, `u` noise ~ U[0, 1)
+Notation: `m` is a layer's update (trained weights minus received ones), `alpha` its step size, `u` noise ~ U(0, 1)
 of m's shape. Nothing here draws random numbers.
 """
 
@@ -18,17 +18,22 @@ def straight_through(value: Tensor, surrogate: Tensor) -> Tensor:
 
 def stochastic_sign(m: Tensor, alpha: Tensor, u: Tensor) -> Tensor:
     """True (+1) with probability (alpha + m) / (2 alpha), clipped to [0, 1], else False (-1).  (Eq. 7)"""
-    # Divide, don't multiply by 1/alpha: a correctly rounded m/alpha >= 1 makes m > alpha certain, as Eq. 6 says.
-    return u < torch.add(m.new_tensor(0.5), m / _positive(alpha), alpha=0.5)
+    return u <= _probability(m, alpha)
 
 
 def binarize(m: Tensor, alpha: Tensor, u: Tensor) -> Tensor:
     """S(m, alpha) in {-alpha, +alpha} (Eq. 6-7), differentiable in m and alpha as Eq. 8-9 define."""
-    bit = torch.where(stochastic_sign(m, alpha, u), 1.0, -1.0)
+    s = binarize_forward(m.detach(), alpha.detach(), u)
     inside = m.abs() <= alpha
-    slope = (bit - m / _positive(alpha)).detach()  # dS/dalpha between the bounds, Eq. 9
-    surrogate = torch.where(inside, m + alpha * slope, alpha * m.sign().detach())
-    return straight_through(alpha * bit, surrogate)
+    slope = (s - m).detach() / _divisor(alpha.detach())  # dS/dalpha between the bounds, Eq. 9
+    surrogate = torch.where(inside, m + alpha * slope, alpha * s.sign())
+    return straight_through(s, surrogate)
+
+
+def binarize_forward(m: Tensor, alpha: Tensor, u: Tensor) -> Tensor:
+    """S(m, alpha) without gradients: alpha with the stochastic sign."""
+    # Float arithmetic throughout: on a CPU this is ten times faster than a comparison and torch.where.
+    return torch.copysign(alpha, _probability(m, alpha) - u)
 
 
 def binarize_backward(m: Tensor, alpha: Tensor, s: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,7 +42,9 @@ def binarize_backward(m: Tensor, alpha: Tensor, s: Tensor, grad: Tensor) -> tupl
     dS/dalpha is s/alpha outside and s/alpha - m/alpha inside, so alpha * dL/dalpha = <grad, s> - <dL/dm, m>:
     two inner products over the layer and no division, hence right at alpha = 0 too.
     """
-    grad_m = grad * (m.abs() <= alpha)
+    # grad * [|m| <= alpha] in one pass; the operator's interval is open, so its bound is the float after 1.
+    after_one = 1 + torch.finfo(m.dtype).eps
+    grad_m = torch.ops.aten.hardtanh_backward(grad, m / _divisor(alpha), -after_one, after_one)
     return grad_m, inner(grad, s) - inner(grad_m, m)
 
 
@@ -52,8 +59,8 @@ def step_size(
     raw = alpha_prime * torch.exp(rho * alpha_e)
     if bounds is None:
         return raw, rho * raw
-    alpha = torch.where(alpha_prime > 0, raw.clamp(*bounds), 0.0)
-    return alpha, torch.where(alpha == raw, rho * raw, 0.0)
+    alpha = raw.clamp(*bounds) * (alpha_prime > 0)
+    return alpha, rho * raw * (alpha == raw)
 
 
 def mean_abs(m: Tensor) -> Tensor:
@@ -69,7 +76,7 @@ def sign_or_coin(m: Tensor, u: Tensor) -> Tensor:
 def stochastic_levels(m: Tensor, scale: Tensor, num_steps: int, u: Tensor) -> Tensor:
     """Integers j in [-num_steps, num_steps], rounded at random so that E[j * scale / num_steps] = m."""
     # |m| <= scale holds for the max-abs and the 2-norm, so no clipping is needed beyond float rounding.
-    return torch.floor(m * (num_steps / _positive(scale)) + u).clamp(-num_steps, num_steps)
+    return torch.floor(m * (num_steps / _divisor(scale)) + u).clamp(-num_steps, num_steps)
 
 
 def num_kept(numel: int, share: float) -> int:
@@ -101,6 +108,12 @@ def _in_storage_order(x: Tensor, like: Tensor) -> Tensor:
     return x.permute(sorted(range(x.dim()), key=like.stride, reverse=True)).reshape(-1)
 
 
-def _positive(alpha: Tensor) -> Tensor:
-    """`alpha` where it is positive, else 1: a zero step size must not become 0/0."""
-    return torch.where(alpha > 0, alpha, 1.0)
+def _probability(m: Tensor, alpha: Tensor) -> Tensor:
+    """Of +1, before clipping to [0, 1]."""
+    # Divide, don't multiply by 1/alpha: a correctly rounded m/alpha >= 1 makes m > alpha certain, as Eq. 6 says.
+    return torch.add(m.new_tensor(0.5), m / _divisor(alpha), alpha=0.5)
+
+
+def _divisor(alpha: Tensor) -> Tensor:
+    """`alpha`, or 1 where it is 0: a zero step size must not become 0/0."""
+    return alpha + (alpha == 0)

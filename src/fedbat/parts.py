@@ -191,7 +191,9 @@ class Signs(NamedTuple):
 
     def unpack(self) -> Tensor:
         """The signed step sizes."""
-        return torch.where(packing.unpack_signs(self.packed, self.count), self.scale, -self.scale)
+        values = torch.zeros(self.count, device=self.packed.device)
+        self.add_to(values, 1.0)
+        return values
 
     def add_to(self, total: Tensor, weight: float) -> None:
         """Add weight * scale with the signs, straight from the packed bits."""

@@ -21,7 +21,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbat.binarize import binarize_backward, mean_abs, step_size, stochastic_sign
+from fedbat.binarize import binarize_backward, binarize_forward, mean_abs, step_size, stochastic_sign
 from fedbat.errors import ConfigError
 from fedbat.method import Forward, Local, Method, Step
 from fedbat.parts import Part, Signs
@@ -56,72 +56,66 @@ class FedBAT(Method):
 
     def learnables(self, w: Tensors) -> Tensors:
         """alpha_e = 0 for every layer, if it is learned at all."""
-        return {name: torch.zeros((), dtype=x.dtype, device=x.device) for name, x in w.items() if self._learns}
+        return {name: x.new_zeros(()) for name, x in w.items()} if self._learns else {}
 
     def alters_forward(self, step: Step) -> bool:
-        """Lines 14 and 16 of Algorithm 1: full-precision training for s < floor(phi tau)."""
+        """Lines 14 and 16 of Algorithm 1: full-precision training while s < floor(phi tau)."""
         return step.index >= floor(self.phi * step.total)
 
     def prepare(self, w: Tensors, local: Local) -> Tensors:
         """alpha' = ||m||_1 / d for every layer that has moved and has none yet (Eq. 13)."""
-        if self.step == "inf-norm":
-            return {}
-        fixed = dict(local.fixed)
-        for name, m in local.update.items():
-            if name not in fixed or fixed[name] == 0:
-                fixed[name] = mean_abs(m)
-        return fixed
+        old = local.fixed.get("alpha_prime")
+        if self.step == "inf-norm" or (old is not None and bool(old.all())):
+            return local.fixed
+        now = torch.stack([mean_abs(m) for m in local.update.values()])
+        return {"alpha_prime": now if old is None else torch.where(old > 0, old, now)}
 
     def forward(self, w: Tensors, local: Local, u: Tensors) -> Forward:
         """w + S(m, alpha), Eq. 6-7."""
-        weights, kept = {}, {}
-        for name, m in local.update.items():
-            alpha, _ = self._alpha(name, local)
-            kept[name] = torch.where(stochastic_sign(m, alpha, u[name]), alpha, -alpha)
-            weights[name] = w[name] + kept[name]
-            kept["alpha " + name] = alpha
-        return Forward(weights, kept)
+        alphas, slopes = self._alphas(local)
+        kept = {
+            name: binarize_forward(m, alpha, u[name])
+            for (name, m), alpha in zip(local.update.items(), alphas, strict=True)
+        }
+        return Forward({name: w[name] + s for name, s in kept.items()}, kept | {"alpha": alphas, "slope": slopes})
 
     def pull_back(
         self, w: Tensors, local: Local, u: Tensors, seen: Forward, grad: Tensors
     ) -> tuple[Tensors, Tensors]:
         """Eq. 8 for m, Eq. 9 summed over the layer for alpha, and on to alpha_e by Eq. 10."""
         grads, learned = {}, {}
-        for name, g in grad.items():
-            m = local.update[name]
-            alpha, slope = self._alpha(name, local)
-            grads[name], alpha_grad_alpha = binarize_backward(m, alpha, seen.kept[name], g)
-            if self._learns:  # d alpha / d alpha_e is rho * alpha, or 0 where a bound holds alpha
-                learned[name] = torch.where(slope > 0, self.rho * alpha_grad_alpha, 0.0)
+        for (name, m), alpha, slope in zip(
+            local.update.items(), seen.kept["alpha"], seen.kept["slope"], strict=True
+        ):
+            if name not in grad:  # the layer took no part in the forward pass
+                continue
+            grads[name], alpha_grad = binarize_backward(m, alpha, seen.kept[name], grad[name])
+            if self._learns:  # slope / alpha = rho, or 0 where a bound holds alpha
+                learned[name] = self.rho * alpha_grad * (slope > 0)
         return grads, learned
 
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
-        """One bit a weight and alpha: line 20 of Algorithm 1, or drawn anew."""
-        u = {} if self._sends_last(local) else noise(local.update)
-        fixed = self.prepare(w, local)
+        """One bit a weight and alpha: line 20 of Algorithm 1 (`last`), or drawn anew."""
         parts: dict[str, Part] = {}
-        for name, m in local.update.items():
-            if self._sends_last(local):
-                alpha, positive = local.last["alpha " + name], local.last[name] > 0
-            else:
-                alpha, _ = self._alpha(name, Local(local.update, local.learned, fixed))
-                alpha = alpha * (m != 0).any()
-                positive = stochastic_sign(m, alpha, u[name])
-            parts[name] = Signs.of(positive, alpha)
+        if self.bits == "last" and local.last:
+            for name, alpha in zip(local.update, local.last["alpha"], strict=True):
+                parts[name] = Signs.of(local.last[name] > 0, alpha)
+            return parts, memory
+        alphas, _ = self._alphas(Local(local.update, local.learned, self.prepare(w, local)))
+        u = noise(local.update)
+        for (name, m), alpha in zip(local.update.items(), alphas, strict=True):
+            parts[name] = Signs.of(stochastic_sign(m, alpha, u[name]), alpha * m.any())
         return parts, memory
 
     @property
     def _learns(self) -> bool:
         return self.step == "learned" and self.rho > 0
 
-    def _sends_last(self, local: Local) -> bool:
-        return self.bits == "last" and bool(local.last)
-
-    def _alpha(self, name: str, local: Local) -> tuple[Tensor, Tensor]:
-        """alpha and d alpha / d alpha_e."""
+    def _alphas(self, local: Local) -> tuple[Tensor, Tensor]:
+        """alpha and d alpha / d alpha_e of all layers."""
         if self.step == "inf-norm":
-            alpha = local.update[name].abs().amax()
-            return alpha, torch.zeros_like(alpha)
-        alpha_prime = local.fixed[name]
-        alpha_e = local.learned[name] if self._learns else torch.zeros_like(alpha_prime)
-        return step_size(alpha_prime, alpha_e, self.rho if self._learns else 0.0, self.bounds)
+            alphas = torch.stack([m.abs().amax() for m in local.update.values()])
+            return alphas, torch.zeros_like(alphas)
+        alpha_prime = local.fixed["alpha_prime"]
+        alpha_e = torch.stack(list(local.learned.values())) if self._learns else torch.zeros_like(alpha_prime)
+        return step_size(alpha_prime, alpha_e.detach(), self.rho if self._learns else 0.0, self.bounds)
