@@ -43,6 +43,9 @@ class Server:
 def server(tmp_path):
     class Handler(SimpleHTTPRequestHandler):
         def log_message(self, format, *args):
+            pass
+
+        def log_request(self, code="-", size="-"):
             served.requests.append(self.path)
 
     folder = tmp_path / "server"
@@ -78,7 +81,10 @@ def place(folder, *names):
 def test_places_are_searched_in_order(tmp_path, monkeypatch):
     data, system = tmp_path / "data", tmp_path / "system"
     toy = Downloadable(
-        "toy", (Remote(f"{NOWHERE}/a", ""), Remote(f"{NOWHERE}/b", "")), aliases=("toy-1.0",), system=(system,)
+        "toy",
+        (Remote(f"{NOWHERE}/a", ""), Remote(f"{NOWHERE}/b", "")),
+        aliases=("toy-1.0",),
+        system=(system,),
     )
     monkeypatch.setenv("FEDBAT_DATA", str(data))
     order = [
@@ -172,19 +178,17 @@ def test_archive_gives_the_wanted_members_and_nothing_else(server, tmp_path):
     assert server.requests == ["/toy.tar.gz"]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(tar_gz([(tarfile.TarInfo("a.bin"), b"a")]), "has no b.bin"), (b"not a tar file", "tar")],
-)
-def test_archive_of_something_else_leaves_nothing_behind(server, content, message):
-    remote = server.put("toy.tar.gz", content)
-    with pytest.raises(DataError, match=message):
+def test_archive_without_a_member_leaves_nothing_behind(server):
+    remote = server.put("toy.tar.gz", tar_gz([(tarfile.TarInfo("a.bin"), b"a")]))
+    with pytest.raises(DataError, match=r"has no b\.bin"):
         Downloadable("toy", (Remote(remote.url, remote.md5, ("a.bin", "b.bin")),)).find(None)
     assert tree(cache_folder()) == ["toy"]
 
 
 def test_offline_error_says_what_to_put_where(tmp_path):
-    toy = Downloadable("toy", (Remote(f"{NOWHERE}/toy.tar.gz", "", ("a.bin", "b.bin")),), aliases=("toy-1.0",))
+    toy = Downloadable(
+        "toy", (Remote(f"{NOWHERE}/toy.tar.gz", "", ("a.bin", "b.bin")),), aliases=("toy-1.0",)
+    )
     with pytest.raises(DataError) as caught:
         toy.find(tmp_path / "brought")
     message = str(caught.value)

@@ -50,10 +50,18 @@ GOOD_IMAGES, GOOD_LABELS = idx_bytes(random_bytes(3, 4, 5)), idx_bytes(random_by
         (GOOD_IMAGES + b"x", GOOD_LABELS, "images: got 61 values"),
         (GOOD_IMAGES[:4] + b"\xff" * 12 + GOOD_IMAGES[16:], GOOD_LABELS, "images: got 60 values"),
         (b"\0\0\x0d\x03" + GOOD_IMAGES[4:], GOOD_LABELS, "images: got 00000d03"),  # float32 elements
-        (GOOD_LABELS, GOOD_IMAGES, "images: got 00000801 at its start, expected 00000803"),  # the wrong way round
+        (
+            GOOD_LABELS,
+            GOOD_IMAGES,
+            "images: got 00000801 at its start, expected 00000803",
+        ),  # the wrong way round
         (gzip.compress(GOOD_IMAGES)[:-9], GOOD_LABELS, "images: got broken gzip"),
         (b"\x1f\x8b" + GOOD_IMAGES, GOOD_LABELS, "images: got broken gzip"),
-        (GOOD_IMAGES, idx_bytes(random_bytes(4)), "labels: got 4 labels, expected one for each of the 3 images"),
+        (
+            GOOD_IMAGES,
+            idx_bytes(random_bytes(4)),
+            "labels: got 4 labels, expected one for each of the 3 images",
+        ),
     ],
 )
 def test_idx_refuses(tmp_path, images, labels, message):
@@ -93,7 +101,7 @@ def test_cifar_refuses(tmp_path, read, content, message):
     good, bad = tmp_path / "good.bin", tmp_path / "bad.bin"
     good.write_bytes(bytes(3074 if read is read_cifar100 else 3073))
     bad.write_bytes(content)
-    with pytest.raises(DataError, match=f"bad.bin: {message}"):
+    with pytest.raises(DataError, match=f"bad.bin: .*{message}"):
         read([good, bad])
 
 

@@ -7,7 +7,7 @@ tensors in, tensors out; noise is an argument; a method holds its hyper-paramete
 Methods see only the tensors that are compressed: no method file mentions BatchNorm, engines, devices or files.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -93,7 +93,9 @@ class Method:
         grads = dict(zip(leaves, found, strict=True))
         return {name: grads[name] for name in grad}, {name: grads[name] for name in learned}
 
-    def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
+    def encode(
+        self, w: Tensors, local: Local, memory: Tensors, noise: Noise
+    ) -> tuple[dict[str, Part], Tensors]:
         """The parts to send, and the memory this client keeps until it is sampled again."""
         return {name: Dense(m.reshape(-1).float()) for name, m in local.update.items()}, memory
 
@@ -111,4 +113,4 @@ class Method:
 
     def settings(self) -> dict[str, Any]:
         """The hyper-parameters by name."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -83,7 +83,9 @@ class Reader:
         """The next `count` bytes."""
         left = len(self._data) - self._at
         if count > left:
-            raise WireError(f"{what} needs {count} bytes, only {left} are left; the upload is cut short or damaged")
+            raise WireError(
+                f"{what} needs {count} bytes, only {left} are left; the upload is cut short or damaged"
+            )
         self._at += count
         return self._data[self._at - count : self._at]
 
@@ -98,7 +100,9 @@ class Reader:
         """The next `count` float32, all finite."""
         values = np.frombuffer(self.take(4 * count, what), "<f4").astype(np.float32)
         if not np.isfinite(values).all():
-            raise WireError(f"{what} holds NaN or infinity, expected finite numbers; the sender's training diverged")
+            raise WireError(
+                f"{what} holds NaN or infinity, expected finite numbers; the sender's training diverged"
+            )
         return torch.from_numpy(values)
 
     def close(self) -> None:
@@ -274,7 +278,9 @@ class Levels(NamedTuple):
         packed = reader.take_bits(width * numel, "a tensor of levels")
         codes = packing.unpack_codes(packed, numel, width).astype(np.uint8)
         if numel and codes.max() > 2 * num_steps(width):
-            raise WireError(f"level code {codes.max()}, expected at most {2 * num_steps(width)}; the upload is damaged")
+            raise WireError(
+                f"level code {codes.max()}, expected at most {2 * num_steps(width)}; the upload is damaged"
+            )
         return cls(torch.from_numpy(codes), _scale(record.word), width)
 
 
@@ -332,11 +338,17 @@ class Sparse(NamedTuple):
         """At most `numel` values at ascending positions inside the tensor."""
         width, kept = record.parameter, record.word
         if kept > numel or width > 31:
-            raise WireError(f"{kept} values coded with width {width} in a tensor of {numel}; the upload is damaged")
+            raise WireError(
+                f"{kept} values coded with width {width} in a tensor of {numel}; the upload is damaged"
+            )
         (unary_length,) = struct.unpack("<I", reader.take(4, "a sparse tensor"))
-        most = num_bytes(kept + (numel >> width))  # every gap's high part together skip at most numel >> width
+        most = num_bytes(
+            kept + (numel >> width)
+        )  # every gap's high part together skip at most numel >> width
         if unary_length > most:
-            raise WireError(f"positions of {unary_length} bytes, expected at most {most}; the upload is damaged")
+            raise WireError(
+                f"positions of {unary_length} bytes, expected at most {most}; the upload is damaged"
+            )
         low = reader.take_bits(kept * width, "a sparse tensor's positions")
         unary = np.frombuffer(reader.take(unary_length, "a sparse tensor's positions"), np.uint8)
         positions = packing.rice_decode(low, unary, kept, width)
@@ -371,7 +383,9 @@ def _float_bits(value: Tensor) -> int:
 def _scale(word: int) -> Tensor:
     (value,) = struct.unpack("<f", struct.pack("<I", word))
     if not math.isfinite(value) or math.copysign(1.0, value) < 0:
-        raise WireError(f"step size {value}, expected a finite number >= 0; the sender's training diverged or it lies")
+        raise WireError(
+            f"step size {value}, expected a finite number >= 0; the sender's training diverged or it lies"
+        )
     return torch.tensor(value, dtype=torch.float32)
 
 

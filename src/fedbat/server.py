@@ -26,7 +26,9 @@ class Aggregator:
     def add(self, payload: Payload, weight: float) -> None:
         """Add one upload; p'_k needs the other weights only at the end."""
         if not 0 < weight < float("inf"):
-            raise ConfigError(f"weight={weight}, expected a positive number such as the client's number of samples")
+            raise ConfigError(
+                f"weight={weight}, expected a positive number such as the client's number of samples"
+            )
         for name, part in payload.parts.items():
             part.add_to(self._sums[name], weight)
         for entry in self.layout.rest:

@@ -10,7 +10,9 @@ from fedbat.errors import ConfigError
 _BOOLEANS = {"on": True, "true": True, "off": False, "false": False}
 
 
-def check_range(name: str, value: float, low: float, high: float, hint: str, *, open_low: bool = False) -> None:
+def check_range(
+    name: str, value: float, low: float, high: float, hint: str, *, open_low: bool = False
+) -> None:
     """Low <= value <= high (low < value with `open_low`)."""
     if not (low < value if open_low else low <= value) or not value <= high:
         interval = f"{'(' if open_low else '['}{low:g}, {high:g}]"
@@ -23,20 +25,27 @@ def check_choice(name: str, value: object, choices: Any) -> None:
         raise ConfigError(f"{name}={value}, expected one of {', '.join(map(str, get_args(choices)))}")
 
 
+def setting_names(kind: type) -> list[str]:
+    """The hyper-parameters a method's dataclass has."""
+    return [field.name for field in dataclasses.fields(kind)]
+
+
 def parse_settings(kind: type, pairs: dict[str, str]) -> dict[str, Any]:
     """Text values as the types of the dataclass's fields."""
     hints = get_type_hints(kind)
-    fields = [field.name for field in dataclasses.fields(kind)]
+    known_names = setting_names(kind)
     parsed = {}
     for name, text in pairs.items():
-        if name not in fields:
-            known = f"it has {', '.join(fields)}" if fields else "it has none"
+        if name not in known_names:
+            known = f"it has {', '.join(known_names)}" if known_names else "it has none"
             raise ConfigError(f"{kind.__name__} has no setting {name!r}; {known}")
         try:
             parsed[name] = _parse(text, hints[name])
         except ValueError:
             default = next(field.default for field in dataclasses.fields(kind) if field.name == name)
-            raise ConfigError(f"{name}={text!r} could not be read; write it like its default, {show(default)}") from None
+            raise ConfigError(
+                f"{name}={text!r} could not be read; write it like its default, {show(default)}"
+            ) from None
     return parsed
 
 
@@ -65,4 +74,3 @@ def _parse(text: str, hint: Any) -> Any:
     if hint in (int, float):
         return hint(text)
     return text  # a Literal: the dataclass checks it
-

@@ -66,7 +66,9 @@ class Payload:
         return header + _CHECKSUM.pack(zlib.crc32(after, zlib.crc32(header))) + after
 
     @staticmethod
-    def from_bytes(raw: bytes | bytearray | memoryview, layout: Layout, context: int | None = None) -> "Payload":
+    def from_bytes(
+        raw: bytes | bytearray | memoryview, layout: Layout, context: int | None = None
+    ) -> "Payload":
         """The payload that `to_bytes` wrote for this layout; WireError for anything else.
 
         With `context` given, an upload of another context (another round, say) is refused.
@@ -86,6 +88,12 @@ class Payload:
         return Payload(layout, parts, rest, found_context)
 
 
+def dense_upload_bytes(layout: Layout) -> int:
+    """Length of an upload that compresses nothing: what FedAvg sends."""
+    parts = sum(_RECORD.size + 4 * entry.numel for entry in layout.compressed)
+    return HEADER_BYTES + parts + sum(entry.nbytes for entry in layout.rest)
+
+
 def _check_header(data: memoryview, layout: Layout, context: int | None) -> int:
     if len(data) < HEADER_BYTES:
         raise WireError(f"got {len(data)} bytes, an upload has at least {HEADER_BYTES}; it was cut short")
@@ -93,15 +101,21 @@ def _check_header(data: memoryview, layout: Layout, context: int | None) -> int:
     if magic != MAGIC:
         raise WireError(f"starts with {magic!r}, expected {MAGIC!r}; these bytes are not a fedbat upload")
     if version != VERSION:
-        raise WireError(f"format version {version}, this release reads {VERSION}; use the same fedbat on both sides")
+        raise WireError(
+            f"format version {version}, this release reads {VERSION}; use the same fedbat on both sides"
+        )
     if length != len(data):
-        raise WireError(f"got {len(data)} bytes, the header announces {length}; it was cut short or has a tail")
+        raise WireError(
+            f"got {len(data)} bytes, the header announces {length}; it was cut short or has a tail"
+        )
     (checksum,) = _CHECKSUM.unpack_from(data, _HEADER.size)
     found_checksum = zlib.crc32(data[HEADER_BYTES:], zlib.crc32(data[: _HEADER.size]))
     if checksum != found_checksum:
         raise WireError(f"checksum {found_checksum:08x}, expected {checksum:08x}; it was damaged on the way")
     if data[5:8] != b"\0\0\0":
-        raise WireError("bytes 5 to 7 of the header are not zero, as version 1 demands; the sender is not version 1")
+        raise WireError(
+            "bytes 5 to 7 of the header are not zero, as version 1 demands; the sender is not version 1"
+        )
     if layout_hash != layout.hash or num_parts != len(layout.compressed):
         raise WireError(
             f"layout {layout_hash.hex()} with {num_parts} compressed tensors, expected {layout.hash.hex()} with "
@@ -115,7 +129,9 @@ def _check_header(data: memoryview, layout: Layout, context: int | None) -> int:
 def _read_records(reader: Reader, count: int) -> Iterator[Record]:
     for kind, parameter, unused, word in _RECORD.iter_unpack(reader.take(count * _RECORD.size, "the header")):
         if kind not in KINDS or unused:
-            raise WireError(f"part of kind {kind}, this release knows {sorted(KINDS)}; the sender is newer or damaged")
+            raise WireError(
+                f"part of kind {kind}, this release knows {sorted(KINDS)}; the sender is newer or damaged"
+            )
         yield Record(kind, parameter, word)
 
 
@@ -130,9 +146,13 @@ def _rest_to_bytes(tensor: Tensor, entry: Entry) -> bytes:
 def _rest_from_bytes(reader: Reader, entry: Entry) -> Tensor:
     raw = reader.take(entry.nbytes, entry.name)
     if entry.dtype == torch.bool and any(byte > 1 for byte in raw):
-        raise WireError(f"{entry.name} holds bytes other than 0 and 1, expected booleans; the upload is damaged")
+        raise WireError(
+            f"{entry.name} holds bytes other than 0 and 1, expected booleans; the upload is damaged"
+        )
     dtype = _numpy_dtype(entry)
     tensor = torch.from_numpy(np.frombuffer(raw, dtype).astype(dtype.newbyteorder("="))).view(entry.shape)
     if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-        raise WireError(f"{entry.name} holds NaN or infinity, expected finite numbers; the sender's training diverged")
+        raise WireError(
+            f"{entry.name} holds NaN or infinity, expected finite numbers; the sender's training diverged"
+        )
     return tensor

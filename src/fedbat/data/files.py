@@ -23,8 +23,12 @@ from fedbat.errors import DataError
 class Source(Protocol):
     """Something that knows where the files of one data set are."""
 
+    def locate(self, root: Path | None) -> dict[str, Path] | None:
+        """Return the path of every file by its official name, or None if they would have to be downloaded."""
+        ...
+
     def find(self, root: Path | None) -> dict[str, Path]:
-        """Return the path of every file by its official name; `root` takes the place of $FEDBAT_DATA."""
+        """Return the paths, downloading what is missing; `root` takes the place of $FEDBAT_DATA."""
         ...
 
 
@@ -34,6 +38,10 @@ class Bundled:
 
     folder: str
     files: tuple[str, ...]
+
+    def locate(self, root: Path | None) -> dict[str, Path] | None:
+        """Return the bundled paths."""
+        return self.find(root)
 
     def find(self, root: Path | None) -> dict[str, Path]:
         """Return the bundled paths, whatever `root` is."""
@@ -78,14 +86,19 @@ class Downloadable:
         """The official names of all files."""
         return tuple(name for remote in self.remotes for name in remote.files)
 
-    def find(self, root: Path | None) -> dict[str, Path]:
-        """Return the paths in the first folder that has all files, downloading them if none has."""
-        folders = list(self._folders(root))
-        for folder in folders:
+    def locate(self, root: Path | None) -> dict[str, Path] | None:
+        """Return the paths in the first folder that has all files."""
+        for folder in self._folders(root):
             paths = {name: _gzipped_or_plain(folder / name) for name in self.files}
             if all(path.is_file() for path in paths.values()):
                 return paths
-        cache = cache_folder() / self.name
+        return None
+
+    def find(self, root: Path | None) -> dict[str, Path]:
+        """Return the paths in the first folder that has all files, downloading them if none has."""
+        if (located := self.locate(root)) is not None:
+            return located
+        folders, cache = list(self._folders(root)), cache_folder() / self.name
         try:
             for remote in self.remotes:
                 if not all((cache / name).is_file() for name in remote.files):
@@ -93,8 +106,8 @@ class Downloadable:
         except (OSError, ValueError) as err:
             raise DataError(
                 f"{self.name} is in none of {', '.join(map(str, folders))} and could not be downloaded; "
-                f"fetch {' '.join(remote.url for remote in self.remotes)} by other means, "
-                f"put {', '.join(self.files)} into $FEDBAT_DATA/{self.name} (cause: {err})"
+                f"fetch {' '.join(remote.url for remote in self.remotes)} by other means "
+                f"and put {', '.join(self.files)} into $FEDBAT_DATA/{self.name} (cause: {err})"
             ) from err
         return {name: cache / name for name in self.files}
 

@@ -109,5 +109,5 @@ def _read_cifar(paths: Sequence[Path], label_counts: tuple[int, ...]) -> tuple[I
             check_labels(part[:, axis].astype(np.int64), 0, count - 1, path)
         parts.append(part)
     records = np.concatenate(parts)
-    images = records[:, num_labels:].reshape(-1, 3, 32, 32)
-    return images, records[:, num_labels - 1].astype(np.int64)
+    images = np.ascontiguousarray(records[:, num_labels:])
+    return images.reshape(-1, 3, 32, 32), records[:, num_labels - 1].astype(np.int64)

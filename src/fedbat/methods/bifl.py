@@ -28,7 +28,7 @@ def binary(v: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class BiFLFull(Method):
-    """Binary networks, real-valued uploads."""
+    """Trains binary networks, sends their real-valued weights."""
 
     @property
     def sends_weights(self) -> bool:
@@ -45,7 +45,9 @@ class BiFLFull(Method):
         weights = {name: straight_through(binary(v.detach()), v.clamp(-1, 1)) for name, v in latent.items()}
         return Forward(weights, {})
 
-    def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
+    def encode(
+        self, w: Tensors, local: Local, memory: Tensors, noise: Noise
+    ) -> tuple[dict[str, Part], Tensors]:
         """The real weights."""
         return {name: Dense(v.reshape(-1).float()) for name, v in self._latent(w, local).items()}, memory
 
@@ -63,12 +65,15 @@ class BiFLFull(Method):
 
 @dataclass(frozen=True)
 class BiFL(BiFLFull):
-    """Binary networks, binary uploads."""
+    """Trains binary networks, sends the signs of their weights."""
 
-    def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
+    def encode(
+        self, w: Tensors, local: Local, memory: Tensors, noise: Noise
+    ) -> tuple[dict[str, Part], Tensors]:
         """a sign(v)."""
         u = noise(local.update)
         parts: dict[str, Part] = {
-            name: Signs.of(sign_or_coin(v, u[name]), mean_abs(v)) for name, v in self._latent(w, local).items()
+            name: Signs.of(sign_or_coin(v, u[name]), mean_abs(v))
+            for name, v in self._latent(w, local).items()
         }
         return parts, memory

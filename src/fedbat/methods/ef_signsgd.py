@@ -17,9 +17,11 @@ from fedbat.streams import Noise, Tensors
 
 @dataclass(frozen=True)
 class EFSignSGD(Method):
-    """p = m + e, m_hat = ||p||_1 / d sign(p), e <- p - m_hat (Algorithm 1)."""
+    """Signs of m plus what earlier messages left out: p = m + e, m_hat = ||p||_1 / d sign(p), e <- p - m_hat."""
 
-    def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
+    def encode(
+        self, w: Tensors, local: Local, memory: Tensors, noise: Noise
+    ) -> tuple[dict[str, Part], Tensors]:
         """C(m + e), and what it left out."""
         u = noise(local.update)
         parts: dict[str, Part] = {}

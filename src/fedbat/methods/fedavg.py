@@ -11,4 +11,4 @@ from fedbat.method import Method
 
 @dataclass(frozen=True)
 class FedAvg(Method):
-    """w <- w + sum_k p'_k m_k."""
+    """Full precision: w <- w + sum_k p'_k m_k."""

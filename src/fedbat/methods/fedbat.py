@@ -34,7 +34,7 @@ Bits = Literal["fresh", "last"]
 
 @dataclass(frozen=True)
 class FedBAT(Method):
-    """min over (m, alpha) of F_k(w + S(m, alpha)), Eq. 5."""
+    """Learns the signs and their step size: min over (m, alpha) of F_k(w + S(m, alpha)), Eq. 5."""
 
     rho: float = 6.0  # pace of the step size, Eq. 10
     phi: float = 0.5  # share of the local steps that warm up without binarization
@@ -46,7 +46,13 @@ class FedBAT(Method):
 
     def __post_init__(self) -> None:
         check_range("rho", self.rho, 0, 1e3, "rho=6 is the paper's, rho=0 fixes the step size")
-        check_range("phi", self.phi, 0, 1, "it is the warm-up share of the local steps; phi=0 binarizes from the first")
+        check_range(
+            "phi",
+            self.phi,
+            0,
+            1,
+            "it is the warm-up share of the local steps; phi=0 binarizes from the first",
+        )
         check_choice("step", self.step, StepRule)
         check_choice("bits", self.bits, Bits)
         if self.bounds is not None and not 0 < self.bounds[0] <= self.bounds[1] < float("inf"):
@@ -77,7 +83,9 @@ class FedBAT(Method):
             name: binarize_forward(m, alpha, u[name])
             for (name, m), alpha in zip(local.update.items(), alphas, strict=True)
         }
-        return Forward({name: w[name] + s for name, s in kept.items()}, kept | {"alpha": alphas, "slope": slopes})
+        return Forward(
+            {name: w[name] + s for name, s in kept.items()}, kept | {"alpha": alphas, "slope": slopes}
+        )
 
     def pull_back(
         self, w: Tensors, local: Local, u: Tensors, seen: Forward, grad: Tensors
@@ -94,7 +102,9 @@ class FedBAT(Method):
                 learned[name] = self.rho * alpha_grad * (slope > 0)
         return grads, learned
 
-    def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
+    def encode(
+        self, w: Tensors, local: Local, memory: Tensors, noise: Noise
+    ) -> tuple[dict[str, Part], Tensors]:
         """One bit a weight and alpha: line 20 of Algorithm 1 (`last`), or drawn anew."""
         parts: dict[str, Part] = {}
         if self.bits == "last" and local.last:

@@ -24,7 +24,7 @@ _NORMS = {"max": float("inf"), "l2": 2.0}
 
 @dataclass(frozen=True)
 class FedPAQ(Method):
-    """m_hat = ||m|| j / s with E[m_hat] = m, j an integer of `bits` bits."""
+    """Rounds m at random to `bits` bits: m_hat = ||m|| j / s with E[m_hat] = m."""
 
     bits: int = 4
     norm: Norm = "max"
@@ -33,7 +33,9 @@ class FedPAQ(Method):
         check_range("bits", self.bits, 2, 8, "the paper uses 3 and 4; for one bit choose a sign method")
         check_choice("norm", self.norm, Norm)
 
-    def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
+    def encode(
+        self, w: Tensors, local: Local, memory: Tensors, noise: Noise
+    ) -> tuple[dict[str, Part], Tensors]:
         """Q(m)."""
         u = noise(local.update)
         parts: dict[str, Part] = {}

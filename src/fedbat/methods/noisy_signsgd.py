@@ -17,7 +17,7 @@ from fedbat.streams import Noise, Tensors
 
 @dataclass(frozen=True)
 class NoisySignSGD(Method):
-    """m_hat = alpha sign(m + zeta), zeta ~ N(0, sigma^2)."""
+    """Signs after Gaussian noise: m_hat = alpha sign(m + zeta), zeta ~ N(0, sigma^2)."""
 
     alpha: float = 0.01
     sigma: float = 0.01
@@ -26,7 +26,9 @@ class NoisySignSGD(Method):
         check_range("alpha", self.alpha, 0, 1e3, "the paper tunes it to 0.01", open_low=True)
         check_range("sigma", self.sigma, 0, 1e3, "the paper tunes it to 0.01", open_low=True)
 
-    def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
+    def encode(
+        self, w: Tensors, local: Local, memory: Tensors, noise: Noise
+    ) -> tuple[dict[str, Part], Tensors]:
         """alpha sign(m + zeta)."""
         u = noise(local.update)
         parts: dict[str, Part] = {}

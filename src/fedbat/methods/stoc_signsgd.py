@@ -23,7 +23,7 @@ _NORMS = {"inf": float("inf"), "l2": 2.0}
 
 @dataclass(frozen=True)
 class StocSignSGD(Method):
-    """+1 with probability 1/2 + m / (2 B)."""
+    """Signs after uniform noise: +1 with probability 1/2 + m / (2 B), B = ||m||."""
 
     alpha: float | None = 0.01
     norm: Norm = "inf"
@@ -31,9 +31,13 @@ class StocSignSGD(Method):
     def __post_init__(self) -> None:
         check_choice("norm", self.norm, Norm)
         if self.alpha is not None:
-            check_range("alpha", self.alpha, 0, 1e3, "the paper tunes it to 0.01; off uses the norm", open_low=True)
+            check_range(
+                "alpha", self.alpha, 0, 1e3, "the paper tunes it to 0.01; off uses the norm", open_low=True
+            )
 
-    def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
+    def encode(
+        self, w: Tensors, local: Local, memory: Tensors, noise: Noise
+    ) -> tuple[dict[str, Part], Tensors]:
         """alpha sign(m + zeta), zeta ~ U(-B, B)."""
         u = noise(local.update)
         parts: dict[str, Part] = {}

@@ -31,7 +31,7 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class ZeroFL(Method):
-    """SWAT at `sparsity`, then the top 1 - sparsity + extra of each layer travels."""
+    """Trains sparse (SWAT), sends the largest 1 - sparsity + extra of each layer."""
 
     sparsity: float = 0.97
     extra: float = 0.0  # r_mask
@@ -64,7 +64,9 @@ class ZeroFL(Method):
         """Dense gradients, unchanged: the closed form of the straight-through above."""
         return grad, {}
 
-    def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
+    def encode(
+        self, w: Tensors, local: Local, memory: Tensors, noise: Noise
+    ) -> tuple[dict[str, Part], Tensors]:
         """The largest entries and where they are."""
         parts: dict[str, Part] = {}
         for name, m in local.update.items():
@@ -108,4 +110,7 @@ class ZeroFL(Method):
         def after(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             open_hooks.pop().__exit__(None, None, None)
 
-        return [module.register_forward_pre_hook(before), module.register_forward_hook(after, always_call=True)]
+        return [
+            module.register_forward_pre_hook(before),
+            module.register_forward_hook(after, always_call=True),
+        ]

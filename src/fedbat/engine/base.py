@@ -1,0 +1,40 @@
+"""The contract between a simulation and the engine that computes for it."""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, Protocol
+
+from fedbat.streams import Tensors
+from fedbat.training import LayerReport
+
+
+class ClientResult(NamedTuple):
+    """What one client's round left behind."""
+
+    client: int
+    upload: bytes
+    memory: Tensors  # kept for this client until it is sampled again
+    num_samples: int
+    train_loss: float  # mean over the local steps
+    nbits: int  # of the method's own parts, without headers and dense rest
+    layers: dict[str, LayerReport]
+
+
+class Evaluation(NamedTuple):
+    """How the global model does on the test set."""
+
+    accuracy: float  # in [0, 1]
+    loss: float
+
+
+class Engine(Protocol):
+    """Trains clients and tests models; owns devices, threads and scratch space, but no federated state."""
+
+    def train(
+        self, w: Tensors, round_: int, clients: list[int], memories: Mapping[int, Tensors]
+    ) -> Iterator[ClientResult]:
+        """The results of these clients, in this order, each starting from w and its own memory."""
+        ...
+
+    def evaluate(self, w: Tensors) -> Evaluation:
+        """Test the global tensors w."""
+        ...

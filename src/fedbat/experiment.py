@@ -1,0 +1,116 @@
+"""What is to be run, as one frozen value, and everything it stands for: data, split, model, method."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from fedbat.data import DATASETS, Dataset, load_dataset, partition
+from fedbat.errors import ConfigError
+from fedbat.layout import Layout, layout_of
+from fedbat.method import Method
+from fedbat.methods import make_method
+from fedbat.models import build_model
+from fedbat.streams import stream, stream_seed
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One federated run; the defaults are the paper's (Section 5.1). None means the data set's own default."""
+
+    method: str = "fedbat"
+    settings: Mapping[str, str] = field(default_factory=dict)  # of the method, as text
+    dataset: str = "fmnist-mini"
+    partition: str = "iid"
+    clients: int = 100  # N
+    per_round: int = 10  # K
+    rounds: int | None = None  # R
+    epochs: int = 10  # E
+    batch_size: int = 64
+    lr: float = 0.1
+    model: str | None = None
+    beta: float | None = None  # of the Dirichlet partition
+    labels: int | None = None  # per client, in the label partitions
+    seed: int = 0
+    partition_seed: int = 1234
+
+    def __post_init__(self) -> None:
+        if self.dataset not in DATASETS:
+            raise ConfigError(f"unknown data set {self.dataset!r}; choose from {', '.join(DATASETS)}")
+        for name in ("clients", "per_round", "rounds", "epochs", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} is {value}, expected a whole number of at least 1"
+                )
+        if self.per_round > self.clients:
+            raise ConfigError(
+                f"--per-round is {self.per_round} but there are only {self.clients} clients; "
+                "lower --per-round or raise --clients"
+            )
+        if not 0 < self.lr < float("inf"):
+            raise ConfigError(f"--lr is {self.lr}, expected a positive number; the paper uses 0.1")
+        if self.seed < 0 or not 0 <= self.partition_seed < 2**32:
+            raise ConfigError(
+                f"--seed is {self.seed} and --partition-seed {self.partition_seed}, expected whole numbers of at "
+                "least 0 (and below 2^32 for --partition-seed)"
+            )
+        make_method(self.method, self.settings)
+
+    def resolved(self) -> "Experiment":
+        """With every default written out."""
+        spec = DATASETS[self.dataset]
+        model = self.model or spec.default_model
+        return dataclasses.replace(
+            self,
+            settings=dict(self.settings),
+            model=model,
+            rounds=self.rounds or (200 if model.startswith("resnet") else 100),
+            beta=self.beta or spec.default_beta,
+            labels=self.labels or spec.default_labels,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """An experiment with its data loaded and split: everything an engine needs, and nothing it may change."""
+
+    experiment: Experiment
+    method: Method
+    data: Dataset
+    split: list[NDArray[np.int64]]  # sample indices per client
+    model: nn.Module  # holds the initial weights
+    layout: Layout
+
+    def sampled(self, round_: int) -> list[int]:
+        """The clients of a round, ascending: uniform without replacement."""
+        rng = stream(self.experiment.seed, "clients", round_)
+        chosen = rng.choice(self.experiment.clients, self.experiment.per_round, replace=False)
+        return sorted(int(client) for client in chosen)
+
+    def num_steps(self, client: int) -> int:
+        """tau: the last, short batch counts."""
+        return self.experiment.epochs * -(-len(self.split[client]) // self.experiment.batch_size)
+
+
+def prepare(experiment: Experiment, data_root: Path | None = None) -> Federation:
+    """Load, split and build; every mistake in an experiment shows here, before anything is written."""
+    experiment = experiment.resolved()
+    assert experiment.model is not None and experiment.beta is not None and experiment.labels is not None
+    data = load_dataset(experiment.dataset, data_root)
+    split = partition(
+        experiment.partition,
+        data.y_train.numpy(),
+        experiment.clients,
+        experiment.partition_seed,
+        experiment.beta,
+        experiment.labels,
+    )
+    seed = stream_seed(experiment.seed, "init")
+    model = build_model(experiment.model, data.spec.shape, data.spec.num_classes, seed)
+    method = make_method(experiment.method, experiment.settings)
+    return Federation(experiment, method, data, split, model, layout_of(model))

@@ -1,0 +1,99 @@
+"""A whole federated run on one machine: sample clients, train them, add their uploads, test, repeat."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from fedbat.engine.base import ClientResult, Engine
+from fedbat.errors import WireError
+from fedbat.experiment import Federation
+from fedbat.layout import tensors_of
+from fedbat.server import Aggregator
+from fedbat.streams import Tensors
+from fedbat.training import LayerReport
+from fedbat.wire import Payload
+
+
+class Round(NamedTuple):
+    """What one round did."""
+
+    index: int  # from 0
+    accuracy: float
+    loss: float
+    train_loss: float  # mean over clients
+    clients: list[int]
+    uplink_bytes: int  # of all clients together
+    uplink_nbits: int  # of the method's own parts
+    downlink_bytes: int
+    layers: dict[str, LayerReport]  # mean over clients
+    seconds: float
+
+
+class State(NamedTuple):
+    """Everything a run carries from round to round."""
+
+    w: Tensors  # the global tensors that travel
+    memories: dict[int, Tensors]  # what clients remember, by client
+
+
+def initial_state(federation: Federation) -> State:
+    """The model as built, and no memories."""
+    tensors = tensors_of(federation.model, federation.layout)
+    return State({name: tensor.clone() for name, tensor in tensors.items()}, {})
+
+
+def rounds(
+    federation: Federation, engine: Engine, state: State, on_client: Callable[[], None] = lambda: None
+) -> Iterator[tuple[Round, State]]:
+    """Run all rounds; yields each with the state after it, and calls `on_client` after each client."""
+    assert federation.experiment.rounds is not None
+    for index in range(federation.experiment.rounds):
+        start = time.perf_counter()
+        clients, results = federation.sampled(index), []
+        aggregator = Aggregator(federation.method, federation.layout, state.w)
+        memories = dict(state.memories)
+        for result in engine.train(state.w, index, clients, state.memories):
+            try:
+                payload = Payload.from_bytes(result.upload, federation.layout, context=index)
+            except WireError as error:
+                raise WireError(
+                    f"round {index + 1}, client {result.client}: {error}; if training diverged, lower --lr"
+                ) from None
+            aggregator.add(payload, result.num_samples)
+            if result.memory:
+                memories[result.client] = result.memory
+            results.append(result._replace(memory={}))
+            on_client()
+        state = State(aggregator.result(), memories)
+        accuracy, loss = engine.evaluate(state.w)
+        yield (
+            Round(
+                index=index,
+                accuracy=accuracy,
+                loss=loss,
+                train_loss=sum(r.train_loss for r in results) / len(results),
+                clients=clients,
+                uplink_bytes=sum(len(r.upload) for r in results),
+                uplink_nbits=sum(r.nbits for r in results),
+                downlink_bytes=len(clients) * sum(entry.nbytes for entry in federation.layout),
+                layers=_mean_reports(results),
+                seconds=time.perf_counter() - start,
+            ),
+            state,
+        )
+
+
+def _mean_reports(results: list[ClientResult]) -> dict[str, LayerReport]:
+    def mean(values: list[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return sum(known) / len(known) if known else None
+
+    merged = {}
+    for name in results[0].layers:
+        reports = [r.layers[name] for r in results]
+        merged[name] = LayerReport(
+            sum(r.relative_error for r in reports) / len(reports),
+            mean([r.step for r in reports]),
+            mean([r.clipped for r in reports]),
+        )
+    return merged

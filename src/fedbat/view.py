@@ -1,0 +1,66 @@
+"""What a person sees while a run goes on: a live line in a terminal, plain lines elsewhere."""
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedbat.simulation import Round
+
+
+def megabytes(num_bytes: float) -> str:
+    """Bytes in MB, with the digits that matter."""
+    value = num_bytes / 1e6
+    return f"{value:.3g} MB" if value < 100 else f"{value:,.0f} MB"
+
+
+class RunView:
+    """Follows one run, client by client and round by round."""
+
+    def __init__(
+        self, console: Console, label: str, num_rounds: int, per_round: int, num_parameters: int
+    ) -> None:
+        self.console, self.label, self.num_rounds = console, label, num_rounds
+        self.per_round, self.num_parameters = per_round, num_parameters
+        self._uplink, self._start = 0, time.perf_counter()
+        self._progress = Progress(
+            TextColumn("[bold]{task.description:<14}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        first = f"round 0/{num_rounds}"
+        self._task = self._progress.add_task(label, total=num_rounds * per_round, figures=first)
+
+    def client(self) -> None:
+        """A client has finished."""
+        self._progress.advance(self._task)
+
+    def round(self, round_: Round) -> None:
+        """A round has finished."""
+        self._uplink += round_.uplink_bytes
+        done = round_.index + 1
+        bits = 8 * round_.uplink_bytes / len(round_.clients) / self.num_parameters
+        figures = (
+            f"round {done}/{self.num_rounds}  accuracy {100 * round_.accuracy:.1f} %  loss {round_.loss:.3f}  "
+            f"uplink {megabytes(self._uplink)}  {bits:.2f} bit/parameter"
+        )
+        self._progress.update(self._task, completed=done * self.per_round, figures=figures)
+        if not self.console.is_terminal:
+            left = (time.perf_counter() - self._start) / done * (self.num_rounds - done)
+            self.console.print(
+                f"{self.label:<14} {figures}  {left:.0f} s left", soft_wrap=True, highlight=False
+            )
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
