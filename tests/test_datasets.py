@@ -49,9 +49,7 @@ def write_cifar10(folder, train, test):
     records = [bytes([y]) + x.tobytes() for x, y in zip(*train, strict=True)]
     for i, record in enumerate(records):
         (folder / f"data_batch_{i + 1}.bin").write_bytes(record)
-    (folder / "test_batch.bin").write_bytes(
-        b"".join(bytes([y]) + x.tobytes() for x, y in zip(*test, strict=True))
-    )
+    (folder / "test_batch.bin").write_bytes(b"".join(bytes([y]) + x.tobytes() for x, y in zip(*test, strict=True)))
 
 
 def write_cifar100(folder, train, test):
@@ -90,9 +88,7 @@ def test_wrong_count_is_refused(tmp_path, name):
     spec = tiny(name)
     WRITERS[name](tmp_path, random_split(spec, 0, NUM_TRAIN), random_split(spec, 1, NUM_TEST + 1))
     shape = ", ".join(map(str, spec.shape)) + r"\]"
-    with pytest.raises(
-        DataError, match=rf"got images \[3, {shape}, expected \[2, {shape}; replace"
-    ) as caught:
+    with pytest.raises(DataError, match=rf"got images \[3, {shape}, expected \[2, {shape}; replace") as caught:
         read_dataset(spec, tmp_path)
     assert all(file in str(caught.value) for file in spec.test_files)
 
@@ -118,9 +114,7 @@ def test_variable_is_honoured(tmp_path, monkeypatch):
 
 
 def test_unknown_name_lists_the_choices():
-    with pytest.raises(
-        ConfigError, match="'mnist'; choose from cifar10, cifar100, fmnist, fmnist-mini, svhn"
-    ):
+    with pytest.raises(ConfigError, match="'mnist'; choose from cifar10, cifar100, fmnist, fmnist-mini, svhn"):
         load_dataset("mnist")
 
 

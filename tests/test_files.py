@@ -186,9 +186,7 @@ def test_archive_without_a_member_leaves_nothing_behind(server):
 
 
 def test_offline_error_says_what_to_put_where(tmp_path):
-    toy = Downloadable(
-        "toy", (Remote(f"{NOWHERE}/toy.tar.gz", "", ("a.bin", "b.bin")),), aliases=("toy-1.0",)
-    )
+    toy = Downloadable("toy", (Remote(f"{NOWHERE}/toy.tar.gz", "", ("a.bin", "b.bin")),), aliases=("toy-1.0",))
     with pytest.raises(DataError) as caught:
         toy.find(tmp_path / "brought")
     message = str(caught.value)

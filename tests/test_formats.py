@@ -24,9 +24,7 @@ def random_bytes(*shape, high=256, seed=0):
 
 
 @settings(max_examples=25, deadline=None)
-@given(
-    st.tuples(*[st.integers(1, 5)] * 3), st.sampled_from([gzip.compress, bytes]), st.integers(0, 2**32 - 1)
-)
+@given(st.tuples(*[st.integers(1, 5)] * 3), st.sampled_from([gzip.compress, bytes]), st.integers(0, 2**32 - 1))
 def test_idx_round_trip(tmp_path_factory, shape, pack, seed):
     folder = tmp_path_factory.mktemp("idx")
     images, labels = random_bytes(*shape, seed=seed), random_bytes(shape[0], high=10, seed=seed + 1)

@@ -111,12 +111,8 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("num_samples", "num_classes", "beta", "num_clients", "sizes", "num_labels", "steps"), SIZES
-)
-def test_dirichlet_gives_the_authors_clients(
-    num_samples, num_classes, beta, num_clients, sizes, num_labels, steps
-):
+@pytest.mark.parametrize(("num_samples", "num_classes", "beta", "num_clients", "sizes", "num_labels", "steps"), SIZES)
+def test_dirichlet_gives_the_authors_clients(num_samples, num_classes, beta, num_clients, sizes, num_labels, steps):
     labels = balanced_labels(num_samples, num_classes)
     parts = partition("dirichlet", labels, num_clients, beta=beta)
     n = [len(part) for part in parts]
@@ -127,9 +123,7 @@ def test_dirichlet_gives_the_authors_clients(
     assert (min(tau), max(tau)) == steps
 
 
-@pytest.mark.parametrize(
-    ("num_clients", "seed", "beta"), [(10, 1234, 0.3), (10, 0, 0.1), (50, 5, 0.5), (3, 1, 50)]
-)
+@pytest.mark.parametrize(("num_clients", "seed", "beta"), [(10, 1234, 0.3), (10, 0, 0.1), (50, 5, 0.5), (3, 1, 50)])
 def test_dirichlet_equals_its_twin_sample_by_sample(num_clients, seed, beta):
     labels = np.random.default_rng(0).permutation(balanced_labels(2000, 10))
     state = np.random.get_state()

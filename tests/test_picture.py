@@ -28,9 +28,7 @@ def test_zero_is_blank_and_more_is_darker(tmp_path):
     dark = darkest(tmp_path / "row.png")
     assert dark[:, 1].max() < 0.3  # only the first of the three cells
     row = pixels[round(np.median(dark[:, 0]) * len(pixels))]
-    first, second, third = (
-        row[round(share * len(row))] for share in (0.08, 0.33, 0.58)
-    )  # left of the numbers
+    first, second, third = (row[round(share * len(row))] for share in (0.08, 0.33, 0.58))  # left of the numbers
     assert first.sum() < third.sum() < second.sum() == 3
 
 

@@ -42,35 +42,23 @@ Dataset = Annotated[str, typer.Option(help=f"One of {', '.join(DATASETS)}.")]
 Partition = Annotated[str, typer.Option(help=f"One of {', '.join(PARTITIONS)}.")]
 Clients = Annotated[int, typer.Option(help="Number of clients N.")]
 PerRound = Annotated[int, typer.Option(help="Clients sampled in each round, K.")]
-Rounds = Annotated[
-    int | None, typer.Option(help="Rounds R. Default: 100, for ResNets 200.", show_default=False)
-]
+Rounds = Annotated[int | None, typer.Option(help="Rounds R. Default: 100, for ResNets 200.", show_default=False)]
 Epochs = Annotated[int, typer.Option(help="Local epochs E.")]
 BatchSize = Annotated[int, typer.Option(help="Local batch size.")]
 LearningRate = Annotated[float, typer.Option("--lr", help="Local learning rate of plain SGD.")]
 Model = Annotated[
     str | None,
-    typer.Option(
-        help=f"One of {', '.join(MODELS)}, or your own as package.module:function. Default: the data set's."
-    ),
+    typer.Option(help=f"One of {', '.join(MODELS)}, or your own as package.module:function. Default: the data set's."),
 ]
-Beta = Annotated[
-    float | None, typer.Option(help="Of the Dirichlet partition. Default: 0.3, for cifar100 0.1.")
-]
-Labels = Annotated[
-    int | None, typer.Option(help="Per client, in label partitions. Default: 3, for cifar100 10.")
-]
+Beta = Annotated[float | None, typer.Option(help="Of the Dirichlet partition. Default: 0.3, for cifar100 0.1.")]
+Labels = Annotated[int | None, typer.Option(help="Per client, in label partitions. Default: 3, for cifar100 10.")]
 Seed = Annotated[int, typer.Option(help="Of everything but the split.")]
 PartitionSeed = Annotated[int, typer.Option(help="Of the split; 1234 is the authors'.")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="NAME=VALUE", help="A method's hyper-parameter; see [bold]fedbat methods[/]."
-    ),
+    typer.Option("--set", metavar="NAME=VALUE", help="A method's hyper-parameter; see [bold]fedbat methods[/]."),
 ]
-Out = Annotated[
-    Path | None, typer.Option(help="Folder to write, new. Default: under runs/.", show_default=False)
-]
+Out = Annotated[Path | None, typer.Option(help="Folder to write, new. Default: under runs/.", show_default=False)]
 
 
 @app.command()
@@ -146,7 +134,7 @@ def compare(
     settings: Settings = None,
     out: Out = None,
 ) -> None:
-    """Run several methods on the same split, initial weights, sampled clients and batches; end in a table and a picture.
+    """Run several methods on the same split, initial weights, sampled clients and batches: a table and a picture.
 
     A setting counts for every method that has it; [bold]--set fedbat.rho=4[/] for one alone.
 
@@ -188,10 +176,7 @@ def compare(
         done[name] = execute(federation, folder / name, name)
     _print_table(done, federation)
     picture = folder / "compare.png"
-    curves = {
-        name: Curve([r.accuracy for r in found], [r.uplink_bytes for r in found])
-        for name, found in done.items()
-    }
+    curves = {name: Curve([r.accuracy for r in found], [r.uplink_bytes for r in found]) for name, found in done.items()}
     split = f"{partition}, {per_round} of {clients} clients a round, seed {seed}"
     draw_comparison(curves, f"{dataset}, {split}", picture)
     console.print(f"recorded in {folder}, picture in {picture}", soft_wrap=True)
@@ -268,19 +253,13 @@ def execute(federation: Federation, folder: Path, label: str) -> list[Round]:
     from fedbat.engine.sequential import SequentialEngine
 
     assert federation.experiment.rounds is not None
-    record, engine, state = (
-        RunRecord(folder, federation),
-        SequentialEngine(federation),
-        initial_state(federation),
-    )
+    record, engine, start = RunRecord(folder, federation), SequentialEngine(federation), initial_state(federation)
     num_parameters = sum(p.numel() for p in federation.model.parameters())
-    view = RunView(
-        console, label, federation.experiment.rounds, federation.experiment.per_round, num_parameters
-    )
-    status = "failed"
+    view = RunView(console, label, federation.experiment.rounds, federation.experiment.per_round, num_parameters)
+    status, state = "failed", start
     try:
         with view:
-            for round_, state in rounds(federation, engine, state, view.client):
+            for round_, state in rounds(federation, engine, start, view.client):
                 record.add(round_)
                 view.round(round_)
         status = "finished"
@@ -363,8 +342,6 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _main(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
     """Federated learning that sends one bit per weight."""

@@ -44,9 +44,7 @@ class Experiment:
         for name in ("clients", "per_round", "rounds", "epochs", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(
-                    f"--{name.replace('_', '-')} is {value}, expected a whole number of at least 1"
-                )
+                raise ConfigError(f"--{name.replace('_', '-')} is {value}, expected a whole number of at least 1")
         if self.per_round > self.clients:
             raise ConfigError(
                 f"--per-round is {self.per_round} but there are only {self.clients} clients; "

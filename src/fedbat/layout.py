@@ -98,9 +98,7 @@ def tensors_of(model: nn.Module, layout: Layout) -> Tensors:
 def _tensors_with_default_role(model: nn.Module) -> Iterator[tuple[str, Tensor, Role]]:
     for name, parameter in model.named_parameters():
         if parameter.is_complex():
-            raise ConfigError(
-                f"{name} is complex, only real tensors can be sent; store its real and imaginary part"
-            )
+            raise ConfigError(f"{name} is complex, only real tensors can be sent; store its real and imaginary part")
         trained: Role = "compress" if parameter.dim() >= 2 else "dense"
         yield name, parameter, trained if parameter.requires_grad else "skip"
     persistent = model.state_dict(keep_vars=True).keys()
@@ -114,7 +112,5 @@ def _checked(name: str, tensor: Tensor, role: Role) -> Role:
         raise ConfigError(f"role of {name} is {role!r}; choose from {', '.join(get_args(Role))}")
     if role != "skip" and tensor.is_floating_point() == (role == "max"):
         kind = "floating-point" if tensor.is_floating_point() else "integer"
-        raise ConfigError(
-            f"{name} is a {kind} tensor and cannot have role {role!r}; use 'skip' or drop the entry"
-        )
+        raise ConfigError(f"{name} is a {kind} tensor and cannot have role {role!r}; use 'skip' or drop the entry")
     return role

@@ -18,7 +18,8 @@ from fedbat.parts import Dense, Part
 from fedbat.streams import Noise, Tensors
 
 
-class Step(NamedTuple):
+@dataclass(frozen=True)
+class Step:
     """Where local training is: step `index` (from 0) of an announced `total` tau."""
 
     index: int
@@ -70,9 +71,7 @@ class Method:
         """What the model computes with in place of w + m."""
         return Forward({name: w[name] + m for name, m in local.update.items()}, {})
 
-    def pull_back(
-        self, w: Tensors, local: Local, u: Tensors, seen: Forward, grad: Tensors
-    ) -> tuple[Tensors, Tensors]:
+    def pull_back(self, w: Tensors, local: Local, u: Tensors, seen: Forward, grad: Tensors) -> tuple[Tensors, Tensors]:
         """Gradients of m and of the learnables from grad = dL/d(seen weights).
 
         This one differentiates `forward` by autograd: slow, obvious, right for any method whose forward is written
@@ -93,9 +92,7 @@ class Method:
         grads = dict(zip(leaves, found, strict=True))
         return {name: grads[name] for name in grad}, {name: grads[name] for name in learned}
 
-    def encode(
-        self, w: Tensors, local: Local, memory: Tensors, noise: Noise
-    ) -> tuple[dict[str, Part], Tensors]:
+    def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
         """The parts to send, and the memory this client keeps until it is sampled again."""
         return {name: Dense(m.reshape(-1).float()) for name, m in local.update.items()}, memory
 

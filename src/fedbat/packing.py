@@ -61,9 +61,7 @@ def add_signs(total: Tensor, packed: Tensor, scale: float) -> None:
     for start in range(0, whole, block):
         rows = eights[start : start + block]
         # mode="clip" skips the bounds check; every uint8 is in range.
-        rows += np.take(
-            table, bytes_[start : min(start + block, whole)], axis=0, out=scratch[: len(rows)], mode="clip"
-        )
+        rows += np.take(table, bytes_[start : min(start + block, whole)], axis=0, out=scratch[: len(rows)], mode="clip")
     if total.numel() % 8:
         sums[whole * 8 :] += table[bytes_[whole]][: total.numel() % 8]
 

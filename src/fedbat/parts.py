@@ -7,6 +7,7 @@ parameter, one 32-bit word) in the header and a body whose length follows from t
 
 import math
 import struct
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -83,9 +84,7 @@ class Reader:
         """The next `count` bytes."""
         left = len(self._data) - self._at
         if count > left:
-            raise WireError(
-                f"{what} needs {count} bytes, only {left} are left; the upload is cut short or damaged"
-            )
+            raise WireError(f"{what} needs {count} bytes, only {left} are left; the upload is cut short or damaged")
         self._at += count
         return self._data[self._at - count : self._at]
 
@@ -100,9 +99,7 @@ class Reader:
         """The next `count` float32, all finite."""
         values = np.frombuffer(self.take(4 * count, what), "<f4").astype(np.float32)
         if not np.isfinite(values).all():
-            raise WireError(
-                f"{what} holds NaN or infinity, expected finite numbers; the sender's training diverged"
-            )
+            raise WireError(f"{what} holds NaN or infinity, expected finite numbers; the sender's training diverged")
         return torch.from_numpy(values)
 
     def close(self) -> None:
@@ -111,11 +108,12 @@ class Reader:
             raise WireError(f"{left} bytes follow the last tensor, expected none; the upload is damaged")
 
 
-class Dense(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Dense:
     """Every value as float32."""
 
     values: Tensor  # float32 [numel]
-    KIND = 0
+    KIND: ClassVar[int] = 0
 
     @property
     def numel(self) -> int:
@@ -160,13 +158,14 @@ class Dense(NamedTuple):
         return cls(reader.take_floats(numel, "a dense tensor"))
 
 
-class Signs(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Signs:
     """scale * (+1 or -1): one bit a value and one float32."""
 
     packed: Tensor  # uint8 [ceil(count / 8)]
     scale: Tensor  # float32 []
     count: int
-    KIND = 1
+    KIND: ClassVar[int] = 1
 
     @classmethod
     def of(cls, positive: Tensor, scale: Tensor) -> Self:
@@ -219,13 +218,14 @@ class Signs(NamedTuple):
         return cls(torch.from_numpy(packed), _scale(record.word), numel)
 
 
-class Levels(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Levels:
     """scale * j / s with integers |j| <= s = 2^(width-1) - 1: `width` bits a value and one float32."""
 
     codes: Tensor  # uint8 [numel], j + s
     scale: Tensor  # float32 []
     width: int
-    KIND = 2
+    KIND: ClassVar[int] = 2
 
     @classmethod
     def of(cls, levels: Tensor, scale: Tensor, width: int) -> Self:
@@ -278,19 +278,18 @@ class Levels(NamedTuple):
         packed = reader.take_bits(width * numel, "a tensor of levels")
         codes = packing.unpack_codes(packed, numel, width).astype(np.uint8)
         if numel and codes.max() > 2 * num_steps(width):
-            raise WireError(
-                f"level code {codes.max()}, expected at most {2 * num_steps(width)}; the upload is damaged"
-            )
+            raise WireError(f"level code {codes.max()}, expected at most {2 * num_steps(width)}; the upload is damaged")
         return cls(torch.from_numpy(codes), _scale(record.word), width)
 
 
-class Sparse(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Sparse:
     """A few float32 values at Rice-coded positions, zero elsewhere."""
 
     positions: Tensor  # int64 [kept], ascending
     values: Tensor  # float32 [kept]
     count: int
-    KIND = 3
+    KIND: ClassVar[int] = 3
 
     @property
     def numel(self) -> int:
@@ -300,7 +299,7 @@ class Sparse(NamedTuple):
     @property
     def nbits(self) -> int:
         """32 a kept value, and the positions' code with the length of its unary part."""
-        width, low, unary = self._coded()
+        width, _, unary = self._coded()
         return 32 * len(self.values) + len(self.positions) * width + 8 * len(unary) + 32
 
     @property
@@ -338,17 +337,11 @@ class Sparse(NamedTuple):
         """At most `numel` values at ascending positions inside the tensor."""
         width, kept = record.parameter, record.word
         if kept > numel or width > 31:
-            raise WireError(
-                f"{kept} values coded with width {width} in a tensor of {numel}; the upload is damaged"
-            )
+            raise WireError(f"{kept} values coded with width {width} in a tensor of {numel}; the upload is damaged")
         (unary_length,) = struct.unpack("<I", reader.take(4, "a sparse tensor"))
-        most = num_bytes(
-            kept + (numel >> width)
-        )  # every gap's high part together skip at most numel >> width
+        most = num_bytes(kept + (numel >> width))  # every gap's high part together skip at most numel >> width
         if unary_length > most:
-            raise WireError(
-                f"positions of {unary_length} bytes, expected at most {most}; the upload is damaged"
-            )
+            raise WireError(f"positions of {unary_length} bytes, expected at most {most}; the upload is damaged")
         low = reader.take_bits(kept * width, "a sparse tensor's positions")
         unary = np.frombuffer(reader.take(unary_length, "a sparse tensor's positions"), np.uint8)
         positions = packing.rice_decode(low, unary, kept, width)
@@ -377,15 +370,13 @@ def _level_values(scale: Tensor, width: int) -> Tensor:
 
 
 def _float_bits(value: Tensor) -> int:
-    return int(struct.unpack("<I", struct.pack("<f", float(value)))[0])
+    return int.from_bytes(struct.pack("<f", float(value)), "little")
 
 
 def _scale(word: int) -> Tensor:
     (value,) = struct.unpack("<f", struct.pack("<I", word))
     if not math.isfinite(value) or math.copysign(1.0, value) < 0:
-        raise WireError(
-            f"step size {value}, expected a finite number >= 0; the sender's training diverged or it lies"
-        )
+        raise WireError(f"step size {value}, expected a finite number >= 0; the sender's training diverged or it lies")
     return torch.tensor(value, dtype=torch.float32)
 
 

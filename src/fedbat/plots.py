@@ -45,9 +45,7 @@ def draw_comparison(curves: Mapping[str, Curve], title: str, path: Path) -> None
             total += num_bytes
             sent.append(total)
         for axes, x in ((by_round, range(1, len(percent) + 1)), (by_bytes, sent)):
-            axes.plot(
-                x, percent, color=color, label=label, lw=1.8, marker="o", ms=3 if len(percent) < 40 else 0
-            )
+            axes.plot(x, percent, color=color, label=label, lw=1.8, marker="o", ms=3 if len(percent) < 40 else 0)
     by_round.set(xlabel="round", ylabel="test accuracy, %")
     by_bytes.set(xlabel="sent by all clients so far", xscale="log")
     by_bytes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: megabytes(value)))

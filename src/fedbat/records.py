@@ -65,9 +65,7 @@ class RunRecord:
 def check_free(folder: Path) -> None:
     """Refuse a folder that already holds something."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(
-            f"--out {folder} already exists and is not empty; name a new folder or remove this one"
-        )
+        raise ConfigError(f"--out {folder} already exists and is not empty; name a new folder or remove this one")
 
 
 def summarize(federation: Federation, rounds: list[Round]) -> dict[str, Any]:
@@ -98,10 +96,9 @@ def summarize(federation: Federation, rounds: list[Round]) -> dict[str, Any]:
 
 def round_line(round_: Round) -> dict[str, Any]:
     """One line of rounds.jsonl; rounds count from 1 there."""
-    line = round_._asdict()
-    del line["index"]
+    line = {field.name: getattr(round_, field.name) for field in dataclasses.fields(round_)}
     layers = {name: report._asdict() for name, report in round_.layers.items()}
-    return {"round": round_.index + 1, **line, "layers": layers}
+    return {"round": line.pop("index") + 1, **line, "layers": layers}
 
 
 def provenance() -> dict[str, Any]:

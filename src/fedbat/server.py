@@ -11,7 +11,7 @@ from fedbat.wire import Payload
 
 
 class Aggregator:
-    """The weighted mean of one round's uploads: w <- w + sum_k p'_k m_hat_k (Eq. 11), p'_k = weight_k / sum of weights."""
+    """The weighted mean of one round's uploads: w + sum_k p'_k m_hat_k, p'_k = weight_k / sum of weights (Eq. 11)."""
 
     def __init__(self, method: Method, layout: Layout, w: Tensors) -> None:
         self.method, self.layout, self.w = method, layout, w
@@ -26,9 +26,7 @@ class Aggregator:
     def add(self, payload: Payload, weight: float) -> None:
         """Add one upload; p'_k needs the other weights only at the end."""
         if not 0 < weight < float("inf"):
-            raise ConfigError(
-                f"weight={weight}, expected a positive number such as the client's number of samples"
-            )
+            raise ConfigError(f"weight={weight}, expected a positive number such as the client's number of samples")
         for name, part in payload.parts.items():
             part.add_to(self._sums[name], weight)
         for entry in self.layout.rest:

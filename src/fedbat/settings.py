@@ -6,13 +6,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from fedbat.errors import ConfigError
 
-
 _BOOLEANS = {"on": True, "true": True, "off": False, "false": False}
 
 
-def check_range(
-    name: str, value: float, low: float, high: float, hint: str, *, open_low: bool = False
-) -> None:
+def check_range(name: str, value: float, low: float, high: float, hint: str, *, open_low: bool = False) -> None:
     """Low <= value <= high (low < value with `open_low`)."""
     if not (low < value if open_low else low <= value) or not value <= high:
         interval = f"{'(' if open_low else '['}{low:g}, {high:g}]"

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedbat.engine.base import ClientResult, Engine
@@ -14,7 +15,8 @@ from fedbat.training import LayerReport
 from fedbat.wire import Payload
 
 
-class Round(NamedTuple):
+@dataclass(frozen=True)
+class Round:
     """What one round did."""
 
     index: int  # from 0

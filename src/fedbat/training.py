@@ -66,9 +66,7 @@ class LocalTraining:
         context: int = 0,
     ) -> None:
         if num_steps < 1:
-            raise ConfigError(
-                f"num_steps={num_steps}, expected the number of optimizer steps to come, at least 1"
-            )
+            raise ConfigError(f"num_steps={num_steps}, expected the number of optimizer steps to come, at least 1")
         self.method, self.layout, self.context = method, layout or layout_of(model), context
         self.memory = memory or {}
         self.step = Step(0, num_steps)

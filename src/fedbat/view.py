@@ -19,9 +19,7 @@ def megabytes(num_bytes: float) -> str:
 class RunView:
     """Follows one run, client by client and round by round."""
 
-    def __init__(
-        self, console: Console, label: str, num_rounds: int, per_round: int, num_parameters: int
-    ) -> None:
+    def __init__(self, console: Console, label: str, num_rounds: int, per_round: int, num_parameters: int) -> None:
         self.console, self.label, self.num_rounds = console, label, num_rounds
         self.per_round, self.num_parameters = per_round, num_parameters
         self._uplink, self._start = 0, time.perf_counter()
@@ -52,9 +50,7 @@ class RunView:
         self._progress.update(self._task, completed=done * self.per_round, figures=figures)
         if not self.console.is_terminal:
             left = (time.perf_counter() - self._start) / done * (self.num_rounds - done)
-            self.console.print(
-                f"{self.label:<14} {figures}  {left:.0f} s left", soft_wrap=True, highlight=False
-            )
+            self.console.print(f"{self.label:<14} {figures}  {left:.0f} s left", soft_wrap=True, highlight=False)
 
     def __enter__(self) -> Self:
         self._progress.start()

@@ -60,15 +60,11 @@ class Payload:
             bodies.append(part.body())
         bodies += [_rest_to_bytes(self.rest[entry.name], entry) for entry in self.layout.rest]
         after = b"".join(records + bodies)
-        header = _HEADER.pack(
-            MAGIC, VERSION, len(records), self.layout.hash, self.context, HEADER_BYTES + len(after)
-        )
+        header = _HEADER.pack(MAGIC, VERSION, len(records), self.layout.hash, self.context, HEADER_BYTES + len(after))
         return header + _CHECKSUM.pack(zlib.crc32(after, zlib.crc32(header))) + after
 
     @staticmethod
-    def from_bytes(
-        raw: bytes | bytearray | memoryview, layout: Layout, context: int | None = None
-    ) -> "Payload":
+    def from_bytes(raw: bytes | bytearray | memoryview, layout: Layout, context: int | None = None) -> "Payload":
         """The payload that `to_bytes` wrote for this layout; WireError for anything else.
 
         With `context` given, an upload of another context (another round, say) is refused.
@@ -101,21 +97,15 @@ def _check_header(data: memoryview, layout: Layout, context: int | None) -> int:
     if magic != MAGIC:
         raise WireError(f"starts with {magic!r}, expected {MAGIC!r}; these bytes are not a fedbat upload")
     if version != VERSION:
-        raise WireError(
-            f"format version {version}, this release reads {VERSION}; use the same fedbat on both sides"
-        )
+        raise WireError(f"format version {version}, this release reads {VERSION}; use the same fedbat on both sides")
     if length != len(data):
-        raise WireError(
-            f"got {len(data)} bytes, the header announces {length}; it was cut short or has a tail"
-        )
+        raise WireError(f"got {len(data)} bytes, the header announces {length}; it was cut short or has a tail")
     (checksum,) = _CHECKSUM.unpack_from(data, _HEADER.size)
     found_checksum = zlib.crc32(data[HEADER_BYTES:], zlib.crc32(data[: _HEADER.size]))
     if checksum != found_checksum:
         raise WireError(f"checksum {found_checksum:08x}, expected {checksum:08x}; it was damaged on the way")
-    if data[5:8] != b"\0\0\0":
-        raise WireError(
-            "bytes 5 to 7 of the header are not zero, as version 1 demands; the sender is not version 1"
-        )
+    if any(data[5:8]):
+        raise WireError("bytes 5 to 7 of the header are not zero, as version 1 demands; the sender is not version 1")
     if layout_hash != layout.hash or num_parts != len(layout.compressed):
         raise WireError(
             f"layout {layout_hash.hex()} with {num_parts} compressed tensors, expected {layout.hash.hex()} with "
@@ -129,9 +119,7 @@ def _check_header(data: memoryview, layout: Layout, context: int | None) -> int:
 def _read_records(reader: Reader, count: int) -> Iterator[Record]:
     for kind, parameter, unused, word in _RECORD.iter_unpack(reader.take(count * _RECORD.size, "the header")):
         if kind not in KINDS or unused:
-            raise WireError(
-                f"part of kind {kind}, this release knows {sorted(KINDS)}; the sender is newer or damaged"
-            )
+            raise WireError(f"part of kind {kind}, this release knows {sorted(KINDS)}; the sender is newer or damaged")
         yield Record(kind, parameter, word)
 
 
@@ -146,13 +134,9 @@ def _rest_to_bytes(tensor: Tensor, entry: Entry) -> bytes:
 def _rest_from_bytes(reader: Reader, entry: Entry) -> Tensor:
     raw = reader.take(entry.nbytes, entry.name)
     if entry.dtype == torch.bool and any(byte > 1 for byte in raw):
-        raise WireError(
-            f"{entry.name} holds bytes other than 0 and 1, expected booleans; the upload is damaged"
-        )
+        raise WireError(f"{entry.name} holds bytes other than 0 and 1, expected booleans; the upload is damaged")
     dtype = _numpy_dtype(entry)
     tensor = torch.from_numpy(np.frombuffer(raw, dtype).astype(dtype.newbyteorder("="))).view(entry.shape)
     if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-        raise WireError(
-            f"{entry.name} holds NaN or infinity, expected finite numbers; the sender's training diverged"
-        )
+        raise WireError(f"{entry.name} holds NaN or infinity, expected finite numbers; the sender's training diverged")
     return tensor

@@ -68,9 +68,7 @@ def read_svhn(paths: Sequence[Path]) -> tuple[Images, Labels]:
 def check_labels(labels: Labels, low: int, high: int, where: object) -> None:
     """Refuse labels outside low..high."""
     if len(labels) and not low <= labels.min() <= labels.max() <= high:
-        raise DataError(
-            f"{where}: got labels {labels.min()}..{labels.max()}, expected them in {low}..{high}; {_FIX}"
-        )
+        raise DataError(f"{where}: got labels {labels.min()}..{labels.max()}, expected them in {low}..{high}; {_FIX}")
 
 
 def _read_idx(path: Path, num_axes: int) -> Images:
@@ -101,9 +99,7 @@ def _read_cifar(paths: Sequence[Path], label_counts: tuple[int, ...]) -> tuple[I
     for path in paths:
         values = np.fromfile(path, np.uint8)
         if values.size == 0 or values.size % record:
-            raise DataError(
-                f"{path}: got {values.size} bytes, expected some records of {record} bytes; {_FIX}"
-            )
+            raise DataError(f"{path}: got {values.size} bytes, expected some records of {record} bytes; {_FIX}")
         part = values.reshape(-1, record)
         for axis, count in enumerate(label_counts):
             check_labels(part[:, axis].astype(np.int64), 0, count - 1, path)

@@ -90,9 +90,7 @@ def partition_labels(labels: Labels, num_clients: int, seed: int, labels_per_cli
     )
 
 
-def partition_labels_balanced(
-    labels: Labels, num_clients: int, seed: int, labels_per_client: int
-) -> list[Indices]:
+def partition_labels_balanced(labels: Labels, num_clients: int, seed: int, labels_per_client: int) -> list[Indices]:
     """Let each client in turn hold the labels with the fewest holders so far (the code's Non-IID-2).
 
     Only the samples are random, not the labels: with 3 of 10 there are but 10 different label sets, however
@@ -113,9 +111,7 @@ PARTITIONS: dict[str, Partitioner] = {
 }
 
 
-def _draw_dirichlet(
-    labels: Labels, num_clients: int, rng: np.random.RandomState, beta: float
-) -> list[Indices]:
+def _draw_dirichlet(labels: Labels, num_clients: int, rng: np.random.RandomState, beta: float) -> list[Indices]:
     """One draw, with NIID-Bench's calls on the stream in NIID-Bench's order."""
     parts: list[list[Indices]] = [[] for _ in range(num_clients)]
     sizes = np.zeros(num_clients, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The reference engine: one client after the other, one thread, nothing clever. Every other engine must agree with it."""
+"""The reference engine: one client after the other, one thread, nothing clever; all others must agree with it."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,8 @@ class SequentialEngine:
         torch.set_num_threads(1)
         self.federation = federation
         # channels_last is a third faster on CPUs and changes no result beyond rounding.
-        self.model = copy.deepcopy(federation.model).to(memory_format=torch.channels_last)
+        self.model = copy.deepcopy(federation.model)
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._tensors = tensors_of(self.model, federation.layout)
 
     def train(

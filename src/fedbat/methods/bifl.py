@@ -1,7 +1,7 @@
 """BiFL: "Communication-Efficient Federated Learning with Binary Neural Networks", JSAC 2021, arXiv 2110.02226.
 
-Clients train a binary network: the forward pass sees a sign(v) of the real weights v = w + m, the gradient goes straight
-through to v where |v| <= 1, and v is clipped to [-1, 1]. `bifl` sends the signs of the weights (not of the update)
+Clients train a binary network: the forward pass sees a sign(v) of the real weights v = w + m, the gradient goes
+straight through to v where |v| <= 1, and v is clipped to [-1, 1]. `bifl` sends the signs of the weights (not of the update)
 and the server averages them (the paper's scheme Bi-UpOnly); `bifl-full` sends v itself.
 
 Decisions where the papers are silent: weights are binarized, activations are not; all compressed layers are, first and
@@ -45,9 +45,7 @@ class BiFLFull(Method):
         weights = {name: straight_through(binary(v.detach()), v.clamp(-1, 1)) for name, v in latent.items()}
         return Forward(weights, {})
 
-    def encode(
-        self, w: Tensors, local: Local, memory: Tensors, noise: Noise
-    ) -> tuple[dict[str, Part], Tensors]:
+    def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
         """The real weights."""
         return {name: Dense(v.reshape(-1).float()) for name, v in self._latent(w, local).items()}, memory
 
@@ -67,13 +65,10 @@ class BiFLFull(Method):
 class BiFL(BiFLFull):
     """Trains binary networks, sends the signs of their weights."""
 
-    def encode(
-        self, w: Tensors, local: Local, memory: Tensors, noise: Noise
-    ) -> tuple[dict[str, Part], Tensors]:
+    def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
         """a sign(v)."""
         u = noise(local.update)
         parts: dict[str, Part] = {
-            name: Signs.of(sign_or_coin(v, u[name]), mean_abs(v))
-            for name, v in self._latent(w, local).items()
+            name: Signs.of(sign_or_coin(v, u[name]), mean_abs(v)) for name, v in self._latent(w, local).items()
         }
         return parts, memory

@@ -19,9 +19,7 @@ from fedbat.streams import Noise, Tensors
 class EFSignSGD(Method):
     """Signs of m plus what earlier messages left out: p = m + e, m_hat = ||p||_1 / d sign(p), e <- p - m_hat."""
 
-    def encode(
-        self, w: Tensors, local: Local, memory: Tensors, noise: Noise
-    ) -> tuple[dict[str, Part], Tensors]:
+    def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
         """C(m + e), and what it left out."""
         u = noise(local.update)
         parts: dict[str, Part] = {}

@@ -83,18 +83,12 @@ class FedBAT(Method):
             name: binarize_forward(m, alpha, u[name])
             for (name, m), alpha in zip(local.update.items(), alphas, strict=True)
         }
-        return Forward(
-            {name: w[name] + s for name, s in kept.items()}, kept | {"alpha": alphas, "slope": slopes}
-        )
+        return Forward({name: w[name] + s for name, s in kept.items()}, kept | {"alpha": alphas, "slope": slopes})
 
-    def pull_back(
-        self, w: Tensors, local: Local, u: Tensors, seen: Forward, grad: Tensors
-    ) -> tuple[Tensors, Tensors]:
+    def pull_back(self, w: Tensors, local: Local, u: Tensors, seen: Forward, grad: Tensors) -> tuple[Tensors, Tensors]:
         """Eq. 8 for m, Eq. 9 summed over the layer for alpha, and on to alpha_e by Eq. 10."""
         grads, learned = {}, {}
-        for (name, m), alpha, slope in zip(
-            local.update.items(), seen.kept["alpha"], seen.kept["slope"], strict=True
-        ):
+        for (name, m), alpha, slope in zip(local.update.items(), seen.kept["alpha"], seen.kept["slope"], strict=True):
             if name not in grad:  # the layer took no part in the forward pass
                 continue
             grads[name], alpha_grad = binarize_backward(m, alpha, seen.kept[name], grad[name])
@@ -102,9 +96,7 @@ class FedBAT(Method):
                 learned[name] = self.rho * alpha_grad * (slope > 0)
         return grads, learned
 
-    def encode(
-        self, w: Tensors, local: Local, memory: Tensors, noise: Noise
-    ) -> tuple[dict[str, Part], Tensors]:
+    def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
         """One bit a weight and alpha: line 20 of Algorithm 1 (`last`), or drawn anew."""
         parts: dict[str, Part] = {}
         if self.bits == "last" and local.last:

@@ -33,9 +33,7 @@ class FedPAQ(Method):
         check_range("bits", self.bits, 2, 8, "the paper uses 3 and 4; for one bit choose a sign method")
         check_choice("norm", self.norm, Norm)
 
-    def encode(
-        self, w: Tensors, local: Local, memory: Tensors, noise: Noise
-    ) -> tuple[dict[str, Part], Tensors]:
+    def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
         """Q(m)."""
         u = noise(local.update)
         parts: dict[str, Part] = {}

@@ -1,4 +1,5 @@
-"""Noisy-SignSGD: "Distributed Training with Heterogeneous Data: Bridging Median- and Mean-Based Algorithms", NeurIPS 2020.
+"""Noisy-SignSGD: "Distributed Training with Heterogeneous Data: Bridging Median- and Mean-Based Algorithms",
+NeurIPS 2020, arXiv 1906.01736.
 
 Gaussian noise before the sign makes its expectation grow with m: E[m_hat] = alpha erf(m / (sigma sqrt 2)). Step size
 and noise as tuned in Appendix A.2 of the FedBAT paper; sigma is a standard deviation. A layer that has not moved at all
@@ -26,9 +27,7 @@ class NoisySignSGD(Method):
         check_range("alpha", self.alpha, 0, 1e3, "the paper tunes it to 0.01", open_low=True)
         check_range("sigma", self.sigma, 0, 1e3, "the paper tunes it to 0.01", open_low=True)
 
-    def encode(
-        self, w: Tensors, local: Local, memory: Tensors, noise: Noise
-    ) -> tuple[dict[str, Part], Tensors]:
+    def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
         """alpha sign(m + zeta)."""
         u = noise(local.update)
         parts: dict[str, Part] = {}

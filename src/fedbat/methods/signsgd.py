@@ -23,9 +23,7 @@ class SignSGD(Method):
     def __post_init__(self) -> None:
         check_range("alpha", self.alpha, 0, 1e3, "the paper tunes it to 0.001", open_low=True)
 
-    def encode(
-        self, w: Tensors, local: Local, memory: Tensors, noise: Noise
-    ) -> tuple[dict[str, Part], Tensors]:
+    def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
         """alpha sign(m)."""
         u = noise(local.update)
         parts: dict[str, Part] = {

@@ -2,8 +2,8 @@
 
 Uniform noise as wide as the update's norm makes the sign unbiased up to a factor: E[m_hat] = alpha m / B. The original
 B = ||m||_2 leaves both probabilities near 1/2, so the FedBAT paper takes B = ||m||_inf; both are here. The step size
-is tuned (Appendix A.2); with `alpha=None` it is B itself, which makes m_hat unbiased and FedBAT's S at alpha = ||m||_inf.
-B is taken per layer, which the papers leave open. A layer that has not moved sends step size 0.
+is tuned (Appendix A.2); with `alpha=None` it is B itself, which makes m_hat unbiased, and FedBAT's S at
+alpha = ||m||_inf. B is taken per layer, which the papers leave open. A layer that has not moved sends step size 0.
 """
 
 from dataclasses import dataclass
@@ -31,13 +31,9 @@ class StocSignSGD(Method):
     def __post_init__(self) -> None:
         check_choice("norm", self.norm, Norm)
         if self.alpha is not None:
-            check_range(
-                "alpha", self.alpha, 0, 1e3, "the paper tunes it to 0.01; off uses the norm", open_low=True
-            )
+            check_range("alpha", self.alpha, 0, 1e3, "the paper tunes it to 0.01; off uses the norm", open_low=True)
 
-    def encode(
-        self, w: Tensors, local: Local, memory: Tensors, noise: Noise
-    ) -> tuple[dict[str, Part], Tensors]:
+    def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
         """alpha sign(m + zeta), zeta ~ U(-B, B)."""
         u = noise(local.update)
         parts: dict[str, Part] = {}

@@ -58,15 +58,11 @@ class ZeroFL(Method):
         sparse = self.evaluate({name: value.detach() for name, value in dense.items()})
         return Forward({name: straight_through(sparse[name], dense[name]) for name in dense}, {})
 
-    def pull_back(
-        self, w: Tensors, local: Local, u: Tensors, seen: Forward, grad: Tensors
-    ) -> tuple[Tensors, Tensors]:
+    def pull_back(self, w: Tensors, local: Local, u: Tensors, seen: Forward, grad: Tensors) -> tuple[Tensors, Tensors]:
         """Dense gradients, unchanged: the closed form of the straight-through above."""
         return grad, {}
 
-    def encode(
-        self, w: Tensors, local: Local, memory: Tensors, noise: Noise
-    ) -> tuple[dict[str, Part], Tensors]:
+    def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
         """The largest entries and where they are."""
         parts: dict[str, Part] = {}
         for name, m in local.update.items():
@@ -100,8 +96,8 @@ class ZeroFL(Method):
 
         def before(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             def pack(saved: Tensor) -> Tensor:
-                is_input = saved.numel() == inputs[0].numel() and saved.data_ptr() != module.weight.data_ptr()
-                return keep_top(saved, 1 - self.sparsity) if is_input else saved
+                # The input may be saved flattened or cast. A weight of the same size is sparse already, so no harm.
+                return keep_top(saved, 1 - self.sparsity) if saved.numel() == inputs[0].numel() else saved
 
             context = torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved)
             context.__enter__()

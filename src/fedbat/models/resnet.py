@@ -17,9 +17,7 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(out)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels != out:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out)
-            )
+            self.shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
 
     def forward(self, x: Tensor) -> Tensor:
         """Residual block of He et al. 2016."""
@@ -35,9 +33,7 @@ class ResNet10(nn.Module):
         self.conv1 = nn.Conv2d(shape[0], widths[0], 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
         before = (widths[0], *widths)
-        self.blocks = nn.Sequential(
-            *(BasicBlock(before[i], out, 1 if i == 0 else 2) for i, out in enumerate(widths))
-        )
+        self.blocks = nn.Sequential(*(BasicBlock(before[i], out, 1 if i == 0 else 2) for i, out in enumerate(widths)))
         self.linear = nn.Linear(widths[-1], num_classes, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
