@@ -259,7 +259,8 @@ def execute(federation: Federation, folder: Path, label: str) -> list[Round]:
     status, state = "failed", start
     try:
         with view:
-            for round_, state in rounds(federation, engine, start, view.client):
+            for round_, after in rounds(federation, engine, start, view.client):
+                state = after
                 record.add(round_)
                 view.round(round_)
         status = "finished"

@@ -7,8 +7,9 @@ parameter, one 32-bit word) in the header and a body whose length follows from t
 
 import math
 import struct
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -27,51 +28,51 @@ class Record(NamedTuple):
     word: int
 
 
-class Part(Protocol):
+class Part(ABC):
     """One compressed tensor, packed."""
 
     KIND: ClassVar[int]
 
     @property
+    @abstractmethod
     def numel(self) -> int:
         """Number of elements it stands for."""
-        ...
 
     @property
+    @abstractmethod
     def nbits(self) -> int:
         """Bits of information, step size included, padding not."""
-        ...
 
     @property
     def step(self) -> float | None:
         """The step size sent with it, if there is one."""
-        ...
+        return None
 
     @property
     def reach(self) -> float | None:
         """The largest magnitude it can express, if there is one: what lies beyond is clipped."""
-        ...
+        return None
 
+    @abstractmethod
     def unpack(self) -> Tensor:
         """Exactly what the server adds: float32, flat."""
-        ...
 
     def add_to(self, total: Tensor, weight: float) -> None:
-        """total += weight * unpack(), in place, without unpacking more than a block."""
-        ...
+        """total += weight * unpack(), in place; `total` is flat."""
+        total.add_(self.unpack(), alpha=weight)
 
+    @abstractmethod
     def record(self) -> Record:
         """Its entry in the header."""
-        ...
 
+    @abstractmethod
     def body(self) -> bytes:
         """Its bytes after the header."""
-        ...
 
     @classmethod
+    @abstractmethod
     def parse(cls, record: Record, numel: int, reader: "Reader") -> Self:
         """The part that `body` wrote; raises WireError and reads nothing beyond what the record allows."""
-        ...
 
 
 class Reader:
@@ -109,7 +110,7 @@ class Reader:
 
 
 @dataclass(frozen=True, eq=False)
-class Dense:
+class Dense(Part):
     """Every value as float32."""
 
     values: Tensor  # float32 [numel]
@@ -117,49 +118,29 @@ class Dense:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
         return self.values.numel()
 
     @property
     def nbits(self) -> int:
-        """32 a value."""
         return 32 * self.numel
 
-    @property
-    def step(self) -> float | None:
-        """None: nothing is quantized."""
-        return None
-
-    @property
-    def reach(self) -> float | None:
-        """None: nothing is clipped."""
-        return None
-
     def unpack(self) -> Tensor:
-        """The values."""
         return self.values
 
-    def add_to(self, total: Tensor, weight: float) -> None:
-        """Add weight * values."""
-        total.add_(self.values, alpha=weight)
-
     def record(self) -> Record:
-        """No parameter."""
         return Record(self.KIND, 0, 0)
 
     def body(self) -> bytes:
-        """Little-endian float32."""
         return self.values.cpu().numpy().astype("<f4").tobytes()
 
     @classmethod
     def parse(cls, record: Record, numel: int, reader: Reader) -> Self:
-        """Finite values only."""
         _expect_unused("dense", parameter=record.parameter, word=record.word)
         return cls(reader.take_floats(numel, "a dense tensor"))
 
 
 @dataclass(frozen=True, eq=False)
-class Signs:
+class Signs(Part):
     """scale * (+1 or -1): one bit a value and one float32."""
 
     packed: Tensor  # uint8 [ceil(count / 8)]
@@ -174,52 +155,44 @@ class Signs:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
         return self.count
 
     @property
     def nbits(self) -> int:
-        """One a value and the step size."""
         return self.count + 32
 
     @property
     def step(self) -> float | None:
-        """The magnitude of every value."""
         return float(self.scale)
 
     @property
     def reach(self) -> float | None:
-        """The same."""
-        return self.step
+        return float(self.scale)
 
     def unpack(self) -> Tensor:
-        """The signed step sizes."""
         values = torch.zeros(self.count, device=self.packed.device)
         self.add_to(values, 1.0)
         return values
 
     def add_to(self, total: Tensor, weight: float) -> None:
-        """Add weight * scale with the signs, straight from the packed bits."""
         packing.add_signs(total, self.packed, weight * float(self.scale))
 
     def record(self) -> Record:
-        """The word is the step size's bits."""
+        """The word is the step size."""
         return Record(self.KIND, 0, _float_bits(self.scale))
 
     def body(self) -> bytes:
-        """The packed bits."""
         return self.packed.cpu().numpy().tobytes()
 
     @classmethod
     def parse(cls, record: Record, numel: int, reader: Reader) -> Self:
-        """A step size that is finite and not negative."""
         _expect_unused("signs", parameter=record.parameter)
         packed = reader.take_bits(numel, "a tensor of signs").copy()
         return cls(torch.from_numpy(packed), _scale(record.word), numel)
 
 
 @dataclass(frozen=True, eq=False)
-class Levels:
+class Levels(Part):
     """scale * j / s with integers |j| <= s = 2^(width-1) - 1: `width` bits a value and one float32."""
 
     codes: Tensor  # uint8 [numel], j + s
@@ -235,12 +208,10 @@ class Levels:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
         return self.codes.numel()
 
     @property
     def nbits(self) -> int:
-        """`width` a value and the scale."""
         return self.width * self.numel + 32
 
     @property
@@ -250,23 +221,18 @@ class Levels:
 
     @property
     def reach(self) -> float | None:
-        """The outermost level."""
         return float(self.scale)
 
     def unpack(self) -> Tensor:
-        """The levels' values."""
-        return _level_values(self.scale, self.width)[self.codes.int()]
-
-    def add_to(self, total: Tensor, weight: float) -> None:
-        """Add weight * the levels' values."""
-        total.add_(self.unpack(), alpha=weight)
+        s = num_steps(self.width)
+        values = torch.arange(-s, s + 1, device=self.scale.device, dtype=torch.float32) * (self.scale / s)
+        return values[self.codes.int()]
 
     def record(self) -> Record:
-        """The parameter is the width, the word the scale's bits."""
+        """The parameter is the width, the word the scale."""
         return Record(self.KIND, self.width, _float_bits(self.scale))
 
     def body(self) -> bytes:
-        """The packed codes."""
         return packing.pack_codes(self.codes.cpu().numpy(), self.width).tobytes()
 
     @classmethod
@@ -283,7 +249,7 @@ class Levels:
 
 
 @dataclass(frozen=True, eq=False)
-class Sparse:
+class Sparse(Part):
     """A few float32 values at Rice-coded positions, zero elsewhere."""
 
     positions: Tensor  # int64 [kept], ascending
@@ -293,7 +259,6 @@ class Sparse:
 
     @property
     def numel(self) -> int:
-        """Number of elements, zeros included."""
         return self.count
 
     @property
@@ -302,24 +267,12 @@ class Sparse:
         width, _, unary = self._coded()
         return 32 * len(self.values) + len(self.positions) * width + 8 * len(unary) + 32
 
-    @property
-    def step(self) -> float | None:
-        """None: kept values are exact."""
-        return None
-
-    @property
-    def reach(self) -> float | None:
-        """None: nothing is clipped."""
-        return None
-
     def unpack(self) -> Tensor:
-        """Dense, with zeros."""
         dense = torch.zeros(self.count, device=self.values.device)
         dense[self.positions] = self.values
         return dense
 
     def add_to(self, total: Tensor, weight: float) -> None:
-        """Add weight * values at the positions."""
         total.index_add_(0, self.positions, self.values.to(total.dtype), alpha=weight)
 
     def record(self) -> Record:
@@ -339,7 +292,7 @@ class Sparse:
         if kept > numel or width > 31:
             raise WireError(f"{kept} values coded with width {width} in a tensor of {numel}; the upload is damaged")
         (unary_length,) = struct.unpack("<I", reader.take(4, "a sparse tensor"))
-        most = num_bytes(kept + (numel >> width))  # every gap's high part together skip at most numel >> width
+        most = num_bytes(kept + (numel >> width))  # the high parts of all gaps together skip at most numel >> width
         if unary_length > most:
             raise WireError(f"positions of {unary_length} bytes, expected at most {most}; the upload is damaged")
         low = reader.take_bits(kept * width, "a sparse tensor's positions")
@@ -362,11 +315,6 @@ KINDS: dict[int, type[Part]] = {kind.KIND: kind for kind in (Dense, Signs, Level
 def num_steps(width: int) -> int:
     """s: levels on each side of zero that `width` bits can tell apart."""
     return 2 ** (width - 1) - 1
-
-
-def _level_values(scale: Tensor, width: int) -> Tensor:
-    s = num_steps(width)
-    return torch.arange(-s, s + 1, device=scale.device, dtype=torch.float32) * (scale / s)
 
 
 def _float_bits(value: Tensor) -> int:

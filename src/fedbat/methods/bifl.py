@@ -1,8 +1,8 @@
 """BiFL: "Communication-Efficient Federated Learning with Binary Neural Networks", JSAC 2021, arXiv 2110.02226.
 
 Clients train a binary network: the forward pass sees a sign(v) of the real weights v = w + m, the gradient goes
-straight through to v where |v| <= 1, and v is clipped to [-1, 1]. `bifl` sends the signs of the weights (not of the update)
-and the server averages them (the paper's scheme Bi-UpOnly); `bifl-full` sends v itself.
+straight through to v where |v| <= 1, and v is clipped to [-1, 1]. `bifl` sends the signs of the weights (not of the
+update) and the server averages them (the paper's scheme Bi-UpOnly); `bifl-full` sends v itself.
 
 Decisions where the papers are silent: weights are binarized, activations are not; all compressed layers are, first and
 last included; the magnitude a is mean|v| per layer (XNOR-Net), because the classifier has no BatchNorm to absorb
