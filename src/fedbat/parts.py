@@ -314,7 +314,7 @@ KINDS: dict[int, type[Part]] = {kind.KIND: kind for kind in (Dense, Signs, Level
 
 def num_steps(width: int) -> int:
     """s: levels on each side of zero that `width` bits can tell apart."""
-    return 2 ** (width - 1) - 1
+    return (1 << (width - 1)) - 1
 
 
 def _float_bits(value: Tensor) -> int:
