@@ -81,16 +81,14 @@ class Method:
             update = {name: m.detach().requires_grad_() for name, m in local.update.items()}
             learned = {name: value.detach().requires_grad_() for name, value in local.learned.items()}
             weights = self.forward(w, Local(update, learned, local.fixed, local.last), u).weights
-            leaves = update | learned
             found = torch.autograd.grad(
                 [weights[name] for name in grad],
-                list(leaves.values()),
+                [*(update[name] for name in grad), *learned.values()],
                 list(grad.values()),
                 allow_unused=True,
                 materialize_grads=True,
             )
-        grads = dict(zip(leaves, found, strict=True))
-        return {name: grads[name] for name in grad}, {name: grads[name] for name in learned}
+        return dict(zip(grad, found, strict=False)), dict(zip(learned, found[len(grad) :], strict=True))
 
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
         """The parts to send, and the memory this client keeps until it is sampled again."""

@@ -127,7 +127,7 @@ class LocalTraining:
                 "optimizer.step(closure) computes gradients inside the step, where they cannot be pulled back; "
                 "call loss.backward() and then optimizer.step()"
             )
-        grad = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+        grad = {name: _wide(p.grad) for name, p in self._parameters.items() if p.grad is not None}
         grads, learned = self.method.pull_back(self._w, self._local, self._u, self._seen, grad)
         for name, parameter in self._parameters.items():
             parameter.data = self._latent[name]

@@ -1,0 +1,231 @@
+"""The operator S and its gradients (checks 1 to 5), and the other quantizers, as laws."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedbat.binarize import (
+    binarize,
+    binarize_backward,
+    binarize_forward,
+    inner,
+    keep_top,
+    mean_abs,
+    num_kept,
+    sign_or_coin,
+    step_size,
+    stochastic_levels,
+    stochastic_sign,
+    straight_through,
+    top_indices,
+)
+
+NUM_DRAWS = 400_000
+
+
+def _slow_binarize(x: float, alpha: float, u: float) -> float:
+    """Eq. 6-7, word for word; its zeta is 1 - u, which has the same law."""
+    if x > alpha:
+        return alpha
+    if x < -alpha:
+        return -alpha
+    return alpha * (2 * min(math.floor((alpha + x) / (2 * alpha) + (1 - u)), 1) - 1)
+
+
+def _slow_gradients(x: float, alpha: float, s: float) -> tuple[float, float]:
+    """Eq. 8-9, branch by branch."""
+    if x > alpha:
+        return 0.0, 1.0
+    if x < -alpha:
+        return 0.0, -1.0
+    return 1.0, s / alpha - x / alpha
+
+
+# Check 1 and 2: mean, variance and support
+
+
+@pytest.mark.parametrize("ratio", [-0.9, -0.3, 0.0, 0.5, 0.95])
+def test_mean_and_variance_inside(ratio, rng):
+    alpha = torch.tensor(0.02)
+    x = ratio * alpha
+    s = binarize_forward(x.expand(NUM_DRAWS), alpha, torch.rand(NUM_DRAWS, generator=rng))
+    assert set(s.tolist()) == {-alpha.item(), alpha.item()}
+    variance = float(alpha**2 - x**2)
+    assert abs(float(s.mean() - x)) < 5 * math.sqrt(variance / NUM_DRAWS)
+    assert float(s.var()) == pytest.approx(variance, rel=0.02)
+
+
+@pytest.mark.parametrize("ratio", [1 + 2**-23, 1.5, 100.0])
+def test_certain_outside(ratio):
+    alpha = torch.tensor(0.3)
+    u = torch.tensor([2**-25, 0.5, 1 - 2**-24])
+    assert torch.equal(binarize_forward(ratio * alpha.expand(3), alpha, u), alpha.expand(3))
+    assert torch.equal(binarize_forward(-ratio * alpha.expand(3), alpha, u), -alpha.expand(3))
+
+
+@given(x=st.floats(-3, 3, width=32), alpha=st.floats(2**-10, 2, width=32), u=st.floats(2**-17, 1 - 2**-17, width=32))
+@settings(max_examples=300, deadline=None)
+def test_forward_and_bits_agree_with_the_equation(x, alpha, u):
+    if abs((alpha + x) / (2 * alpha) - u) < 1e-6:  # within rounding of the threshold either sign is right
+        return
+    m, a, noise = torch.tensor([x]), torch.tensor(alpha), torch.tensor([u])
+    expected = _slow_binarize(x, alpha, u)
+    assert binarize_forward(m, a, noise).item() == pytest.approx(expected, rel=1e-6)
+    assert binarize(m, a, noise).item() == binarize_forward(m, a, noise).item()
+    assert stochastic_sign(m, a, noise).item() == (expected > 0)
+
+
+# Check 3: Eq. 8-9
+
+
+def test_gradients_are_the_three_branches(rng):
+    alpha = torch.tensor(0.4, dtype=torch.float64, requires_grad=True)
+    x = torch.tensor([-2, -0.5, -0.4, -0.1, 0, 0.3, 0.4, 0.41, 3], dtype=torch.float64, requires_grad=True)
+    u = torch.rand(len(x), generator=rng, dtype=torch.float64)
+    upstream = torch.randn(len(x), generator=rng, dtype=torch.float64)
+    s = binarize(x, alpha, u)
+    s.backward(upstream)
+    slow = [_slow_gradients(a, alpha.item(), b) for a, b in zip(x.tolist(), s.tolist(), strict=True)]
+    assert torch.allclose(x.grad, upstream * torch.tensor([dx for dx, _ in slow], dtype=torch.float64), atol=1e-12)
+    expected = sum(g * da for g, (_, da) in zip(upstream.tolist(), slow, strict=True))  # summed over the layer
+    assert alpha.grad.item() == pytest.approx(expected, abs=1e-12)
+    assert x.grad[2] == upstream[2] and x.grad[6] == upstream[6]  # |x| = alpha is inside
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_closed_form_equals_autograd(dtype, channels_last, rng):
+    m = torch.randn(8, 4, 3, 3, generator=rng, dtype=dtype)
+    grad = torch.randn(8, 4, 3, 3, generator=rng, dtype=dtype)
+    if channels_last:
+        m = m.contiguous(memory_format=torch.channels_last)
+    m[0, 0, 0, 0] = 0.5  # exactly on the boundary
+    alpha = torch.tensor(0.5, dtype=dtype)
+    u = torch.rand(8, 4, 3, 3, generator=rng, dtype=dtype)
+    leaf, leaf_alpha = m.clone().requires_grad_(), alpha.clone().requires_grad_()
+    binarize(leaf, leaf_alpha, u).backward(grad)
+    grad_m, alpha_grad_alpha = binarize_backward(m, alpha, binarize_forward(m, alpha, u), grad)
+    assert torch.equal(grad_m, leaf.grad)
+    torch.testing.assert_close(alpha_grad_alpha, alpha * leaf_alpha.grad)
+
+
+@pytest.mark.parametrize("ratio", [-0.8, 0.0, 0.5])
+def test_mean_gradient_of_alpha_is_zero_inside(ratio, rng):
+    alpha = torch.tensor(0.1, dtype=torch.float64)
+    x = (ratio * alpha).expand(NUM_DRAWS)
+    s = binarize_forward(x, alpha, torch.rand(NUM_DRAWS, generator=rng, dtype=torch.float64))
+    slope = (s - x) / alpha
+    variance = 1 - ratio**2
+    assert abs(slope.mean().item()) < 5 * math.sqrt(variance / NUM_DRAWS)
+    assert slope.var().item() == pytest.approx(variance, rel=0.02)
+
+
+def test_zero_step_size_sends_nothing_and_lets_gradients_through():
+    m, grad, u = torch.zeros(4), torch.ones(4), torch.full((4,), 0.3)
+    alpha = torch.tensor(0.0)
+    s = binarize_forward(m, alpha, u)
+    assert torch.equal(s.abs(), torch.zeros(4))
+    grad_m, alpha_grad = binarize_backward(m, alpha, s, grad)
+    assert torch.equal(grad_m, grad) and alpha_grad == 0
+
+
+def test_straight_through_is_exact_forward():
+    value, surrogate = torch.tensor([0.1, 7.3]), torch.tensor([1e8, -3.0], requires_grad=True)
+    out = straight_through(value, surrogate)
+    out.sum().backward()
+    assert torch.equal(out, value) and torch.equal(surrogate.grad, torch.ones(2))
+
+
+# Check 5: alpha = alpha' exp(rho alpha_e)
+
+
+@pytest.mark.parametrize("rho", [0.0, 2.0, 6.0])
+def test_chain_rule_of_the_step_size(rho):
+    alpha_e = torch.tensor([0.1, -0.2], dtype=torch.float64, requires_grad=True)
+    alpha_prime = torch.tensor([0.01, 0.002], dtype=torch.float64)
+    alpha, slope = step_size(alpha_prime, alpha_e, rho, None)
+    alpha.sum().backward()
+    torch.testing.assert_close(slope.detach(), rho * alpha.detach())
+    torch.testing.assert_close(slope.detach(), alpha_e.grad)
+
+
+def test_one_sgd_step_moves_log_alpha_by_rho_squared():
+    alpha_prime, eta, rho, g = torch.tensor([0.01], dtype=torch.float64), 0.1, 6.0, 0.7
+    alpha, slope = step_size(alpha_prime, torch.zeros(1, dtype=torch.float64), rho, None)
+    after, _ = step_size(alpha_prime, -eta * slope * g, rho, None)
+    torch.testing.assert_close(torch.log(after / alpha), -eta * rho**2 * alpha * g)
+
+
+def test_rho_zero_leaves_alpha_prime_bit_for_bit():
+    alpha_prime = torch.tensor([0.0123, 0.00071])
+    alpha, slope = step_size(alpha_prime, torch.tensor([5.0, -5.0]), 0.0, None)
+    assert torch.equal(alpha, alpha_prime) and not slope.any()
+
+
+@given(alpha_e=st.floats(-10, 10))
+def test_alpha_stays_positive(alpha_e):
+    alpha, _ = step_size(torch.tensor([1e-3]), torch.tensor([alpha_e]), 6.0, None)
+    assert alpha > 0
+
+
+def test_bounds_hold_and_stop_the_gradient():
+    alpha_prime = torch.tensor([1e-5, 1e-2, 3.0, 0.0])
+    alpha, slope = step_size(alpha_prime, torch.zeros(4), 6.0, (5e-4, 5e-2))
+    assert torch.equal(alpha, torch.tensor([5e-4, 1e-2, 5e-2, 0.0]))  # 0: not set yet, whatever the bounds
+    assert torch.equal(slope > 0, torch.tensor([False, True, False, False]))
+
+
+# The other quantizers
+
+
+def test_ties_toss_a_coin(rng):
+    u = torch.rand(NUM_DRAWS, generator=rng)
+    share = sign_or_coin(torch.zeros(NUM_DRAWS), u).float().mean().item()
+    assert abs(share - 0.5) < 5 * 0.5 / math.sqrt(NUM_DRAWS)
+    assert (
+        sign_or_coin(torch.full((9,), 1e-30), u[:9]).all() and not sign_or_coin(torch.full((9,), -1e-30), u[:9]).any()
+    )
+
+
+@pytest.mark.parametrize("num_steps", [1, 3, 7, 127])
+def test_levels_are_unbiased_integers_in_range(num_steps, rng):
+    m = torch.tensor([-1.0, -0.61, -0.1, 0.0, 0.37, 1.0])
+    draws = 100_000
+    u = torch.rand(draws, len(m), generator=rng)
+    levels = stochastic_levels(m.expand(draws, -1), torch.tensor(1.0), num_steps, u)
+    assert torch.equal(levels, levels.round()) and levels.abs().max() <= num_steps
+    part = (m * num_steps).remainder(1)  # the variance of rounding x at random is f (1 - f)
+    standard_error = (part * (1 - part) / draws).sqrt() / num_steps
+    assert ((levels.mean(0) / num_steps - m).abs() <= 5 * standard_error + 1e-6).all()
+
+
+@given(size=st.integers(1, 400), share=st.floats(0.001, 1.0), seed=st.integers(0, 99), channels_last=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_top_share_keeps_exactly_the_largest(size, share, seed, channels_last):
+    x = torch.randn(size, 2, 3, 2, generator=torch.Generator().manual_seed(seed))
+    if channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    kept = keep_top(x, share)
+    count = math.ceil(share * x.numel() - 1e-9)
+    assert (kept != 0).sum() == count == num_kept(x.numel(), share)
+    assert torch.equal(kept[kept != 0], x[kept != 0]) and kept.stride() == x.stride()
+    threshold = x.abs().flatten().sort(descending=True).values[count - 1]
+    assert torch.equal(kept != 0, x.abs() >= threshold)
+    index = top_indices(x, share)
+    assert torch.equal(index, (kept.reshape(-1) != 0).nonzero().squeeze(1))  # ascending, in logical order
+
+
+def test_num_kept_does_not_round_up_float_noise():
+    assert num_kept(100, 1 - 0.97) == 3 and num_kept(10, 0.3) == 3 and num_kept(1, 0.001) == 1
+
+
+def test_inner_ignores_memory_format(rng):
+    a, b = (torch.randn(5, 4, 3, 3, generator=rng, dtype=torch.float64) for _ in range(2))
+    expected = (a * b).sum()
+    for x in (a, a.contiguous(memory_format=torch.channels_last)):
+        for y in (b, b.contiguous(memory_format=torch.channels_last)):
+            torch.testing.assert_close(inner(x, y), expected)
+    assert mean_abs(torch.tensor([[-1.0, 3.0]])) == 2

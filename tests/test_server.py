@@ -1,0 +1,109 @@
+"""Aggregation (check 7): the weighted mean of what was decoded, layer by layer."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from fedbat import Aggregator, ConfigError, MethodError, Payload, Server, WireError, begin, layout_of, make_method
+from fedbat.layout import tensors_of
+from fedbat.parts import Signs
+
+
+def small():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(9, 5), nn.BatchNorm1d(5), nn.Linear(5, 3, bias=False))
+
+
+def random_payload(layout, rng):
+    parts = {
+        e.name: Signs.of(torch.rand(e.numel, generator=rng) < 0.5, torch.rand((), generator=rng) * 0.01)
+        for e in layout.compressed
+    }
+    rest = {
+        e.name: torch.randint(0, 9, e.shape, generator=rng) if e.role == "max" else torch.randn(e.shape, generator=rng)
+        for e in layout.rest
+    }
+    return Payload(layout, parts, rest)
+
+
+def test_mean_of_signs_is_equation_11(rng):
+    model = small()
+    layout = layout_of(model)
+    w = tensors_of(model, layout)
+    payloads = [random_payload(layout, rng) for _ in range(7)]
+    weights = [int(x) for x in torch.randint(10, 900, (7,), generator=rng)]
+    shares = [x / sum(weights) for x in weights]
+    aggregator = Aggregator(make_method("fedbat"), layout, w)
+    for payload, weight in zip(payloads, weights, strict=True):
+        aggregator.add(Payload.from_bytes(payload.to_bytes(), layout), weight)
+    result = aggregator.result()
+    for entry in layout.compressed:
+        alphas = [p.parts[entry.name].scale.double() for p in payloads]
+        bits = [p.parts[entry.name].unpack().sign().double() for p in payloads]
+        mean = sum(share * a * b for share, a, b in zip(shares, alphas, bits, strict=True)).view(entry.shape)
+        torch.testing.assert_close(result[entry.name].double(), w[entry.name].double() + mean, rtol=0, atol=1e-7)
+        assert ((result[entry.name] - w[entry.name]).abs() <= max(alphas) + 1e-7).all()
+    for entry in layout.rest:
+        values = [p.rest[entry.name] for p in payloads]
+        if entry.role == "max":
+            assert (
+                torch.equal(result[entry.name], torch.stack(values).amax(0)) and result[entry.name].dtype == entry.dtype
+            )
+        else:
+            mean = sum(s * v.double() for s, v in zip(shares, values, strict=True))
+            torch.testing.assert_close(result[entry.name].double(), w[entry.name].double() + mean, rtol=0, atol=1e-5)
+
+
+def test_order_does_not_matter_beyond_rounding(rng):
+    model = small()
+    layout = layout_of(model)
+    w = tensors_of(model, layout)
+    payloads = [random_payload(layout, rng) for _ in range(3)]
+    results = []
+    for order in itertools.permutations(range(3)):
+        aggregator = Aggregator(make_method("signsgd"), layout, w)
+        for k in order:
+            aggregator.add(payloads[k], k + 1)
+        results.append(aggregator.result())
+    for other in results[1:]:
+        for name in w:
+            torch.testing.assert_close(other[name], results[0][name], rtol=1e-6, atol=1e-6)
+
+
+def test_integer_buffers_keep_the_maximum_of_server_and_clients():
+    model = small()
+    layout = layout_of(model)
+    model[1].num_batches_tracked.fill_(100)
+    w = {k: v.clone() for k, v in tensors_of(model, layout).items()}
+    local_models = []
+    for steps in (3, 5):
+        client = small()
+        client.load_state_dict(model.state_dict())
+        optimizer = torch.optim.SGD(client.parameters(), lr=0.1)
+        local = begin(make_method("fedbat"), client, optimizer, steps)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            client(torch.randn(8, 9)).sum().backward()
+            optimizer.step()
+        local_models.append(local.finish())
+    server = Server(make_method("fedbat"), model)
+    for upload in local_models:
+        server.add(upload.to_bytes(), 1)
+    server.step()
+    assert model[1].num_batches_tracked.item() == 105 and model[1].num_batches_tracked.dtype == torch.int64
+    assert not torch.equal(model[0].weight, w["0.weight"])
+
+
+def test_server_refuses_nonsense():
+    model = small()
+    server = Server(make_method("fedbat"), model)
+    with pytest.raises(WireError):
+        server.add(b"hello", 1)
+    with pytest.raises(MethodError, match="no upload"):
+        server.step()
+    payload = random_payload(server.layout, torch.Generator().manual_seed(0)).to_bytes()
+    for weight in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="weight="):
+            server.add(payload, weight)
