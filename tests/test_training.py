@@ -118,7 +118,7 @@ def _finish(method, num_steps, steps, model=None, **options):
 
 def test_phi_one_binarizes_at_the_end_with_mean_abs():
     upload, *_ = _finish(FedBAT(phi=1, bounds=None), 8, 8)
-    twin, model, start, _ = _finish(make_method("fedavg"), 8, 8)
+    twin, *_ = _finish(make_method("fedavg"), 8, 8)
     for name, part in upload.payload.parts.items():
         m = twin.payload.parts[name].unpack()
         assert part.step == pytest.approx(m.abs().mean().item(), rel=1e-6)
@@ -223,7 +223,7 @@ def test_last_bits_are_those_of_the_last_forward_pass():
 def test_frozen_layer_is_not_sent():
     model = mlp()
     model[0].weight.requires_grad_(False)
-    upload, after, start, losses = _finish(FedBAT(), 8, 8, model=model)
+    upload, after, start, _ = _finish(FedBAT(), 8, 8, model=model)
     assert "0.weight" not in upload.payload.parts and torch.equal(after[0].weight, start[0].weight)
 
 
@@ -390,19 +390,18 @@ def test_every_method_trains_a_transformer_with_adam(name):
 
 def test_half_precision_weights_are_trained_and_sent():
     model = mlp(torch.bfloat16)
-    upload, after, start, losses = _finish_half(model)
+    upload, after, losses = _finish_half(model)
     assert sum(losses[-5:]) < sum(losses[:5])
     for entry in upload.payload.layout:
         assert tensors_of(after, upload.payload.layout)[entry.name].dtype == entry.dtype
 
 
 def _finish_half(model):
-    start = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     local = begin(FedBAT(phi=0.5), model, optimizer, 20)
     batches = [(x.bfloat16(), y) for x, y in some_batches(1)] * 20
     losses = run(model, optimizer, batches)
-    return local.finish(), model, start, losses
+    return local.finish(), model, losses
 
 
 def test_schedules_reach_the_step_size():
@@ -465,6 +464,14 @@ def test_closures_are_refused_while_binarizing():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with begin(FedBAT(phi=0), model, optimizer, 3), pytest.raises(MethodError, match=r"backward\(\)"):
         optimizer.step(lambda: F.cross_entropy(model(torch.randn(4, 12)), torch.zeros(4, dtype=torch.long)))
+
+
+def test_finish_ends_it_once():
+    model = mlp()
+    with begin(FedBAT(), model, torch.optim.SGD(model.parameters(), lr=0.1), 3) as local:
+        local.finish()
+    with pytest.raises(MethodError, match="call it once"):
+        local.finish()
 
 
 def test_num_steps_must_be_positive():

@@ -68,6 +68,12 @@ def mean_abs(m: Tensor) -> Tensor:
     return m.abs().mean()
 
 
+def inf_norm(m: Tensor) -> Tensor:
+    """||m||_inf, in one pass."""
+    low, high = m.aminmax()
+    return torch.maximum(-low, high)
+
+
 def sign_or_coin(m: Tensor, u: Tensor) -> Tensor:
     """True where m > 0; exact zeros toss a coin, so that dead weights do not drift in one direction."""
     return (m > 0) | ((m == 0) & (u < 0.5))

@@ -285,7 +285,7 @@ def _one_sentence_errors() -> Iterator[None]:
     try:
         yield
     except FedbatError as error:
-        Console(stderr=True).print(f"[red]error:[/] {error}", soft_wrap=True, highlight=False)
+        Console(stderr=True).print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
         sys.exit(2 if isinstance(error, ConfigError | DataError) else 1)
 
 

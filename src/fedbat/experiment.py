@@ -68,8 +68,8 @@ class Experiment:
             settings=dict(self.settings),
             model=model,
             rounds=self.rounds or (200 if model.startswith("resnet") else 100),
-            beta=self.beta or spec.default_beta,
-            labels=self.labels or spec.default_labels,
+            beta=spec.default_beta if self.beta is None else self.beta,
+            labels=spec.default_labels if self.labels is None else self.labels,
         )
 
 

@@ -66,7 +66,7 @@ class Layout(tuple[Entry, ...]):
 
 
 def layout_of(model: nn.Module, roles: Mapping[str, Role] | None = None) -> Layout:
-    """The default policy, overridden for the names that match a pattern of `roles` ("head.*": "dense").
+    """The default policy, overridden for the names that match a pattern of `roles` ("head.*": "dense"; the last wins).
 
     Weights with two or more dimensions are compressed; other floats (biases, norms, float buffers) travel dense; of
     integer buffers the maximum is kept; frozen parameters are not sent. Tied weights count once.
@@ -75,9 +75,10 @@ def layout_of(model: nn.Module, roles: Mapping[str, Role] | None = None) -> Layo
     for name, tensor, role in _tensors_with_default_role(model):
         for pattern, wanted in (roles or {}).items():
             if fnmatchcase(name, pattern):
-                role = _checked(name, tensor, wanted)
+                role = wanted
                 unused.discard(pattern)
         if role != "skip":
+            _check(name, tensor, role)
             entries.append(Entry(name, role, tensor.dtype, tensor.shape))
     if unused:
         raise ConfigError(
@@ -85,7 +86,9 @@ def layout_of(model: nn.Module, roles: Mapping[str, Role] | None = None) -> Layo
             "patterns are matched against the names in model.state_dict()"
         )
     if not entries:
-        raise ConfigError("the model has nothing to send: every parameter is frozen and it has no buffers")
+        raise ConfigError(
+            "the model has nothing to send: every tensor is frozen or skipped; check requires_grad and roles"
+        )
     return Layout(entries)
 
 
@@ -97,8 +100,6 @@ def tensors_of(model: nn.Module, layout: Layout) -> Tensors:
 
 def _tensors_with_default_role(model: nn.Module) -> Iterator[tuple[str, Tensor, Role]]:
     for name, parameter in model.named_parameters():
-        if parameter.is_complex():
-            raise ConfigError(f"{name} is complex, only real tensors can be sent; store its real and imaginary part")
         trained: Role = "compress" if parameter.dim() >= 2 else "dense"
         yield name, parameter, trained if parameter.requires_grad else "skip"
     persistent = model.state_dict(keep_vars=True).keys()
@@ -107,10 +108,13 @@ def _tensors_with_default_role(model: nn.Module) -> Iterator[tuple[str, Tensor, 
             yield name, buffer, "dense" if buffer.is_floating_point() else "max"
 
 
-def _checked(name: str, tensor: Tensor, role: Role) -> Role:
+def _check(name: str, tensor: Tensor, role: Role) -> None:
     if role not in get_args(Role):
         raise ConfigError(f"role of {name} is {role!r}; choose from {', '.join(get_args(Role))}")
-    if role != "skip" and tensor.is_floating_point() == (role == "max"):
-        kind = "floating-point" if tensor.is_floating_point() else "integer"
-        raise ConfigError(f"{name} is a {kind} tensor and cannot have role {role!r}; use 'skip' or drop the entry")
-    return role
+    if tensor.is_complex():
+        raise ConfigError(f"{name} is complex, only real tensors can be sent; give it the role 'skip'")
+    if tensor.is_floating_point() == (role == "max"):
+        kind = "floats" if tensor.is_floating_point() else "integers"
+        raise ConfigError(f"{name} holds {kind} and cannot have role {role!r}; use 'skip' or drop the entry")
+    if role == "compress" and not isinstance(tensor, nn.Parameter):
+        raise ConfigError(f"{name} is a buffer, only parameters can be compressed; use 'dense' or 'skip'")

@@ -25,16 +25,20 @@ def pack_signs(positive: Tensor) -> Tensor:
     flat = positive.reshape(-1)
     if flat.device.type == "cpu":
         return torch.from_numpy(np.packbits(flat.numpy(), bitorder="little"))
-    padded = torch.nn.functional.pad(flat, (0, -flat.numel() % 8)).view(-1, 8)
-    return (padded.to(torch.uint8) << torch.arange(8, device=flat.device)).sum(1, dtype=torch.uint8)
+    padded = torch.nn.functional.pad(flat, (0, -flat.numel() % 8)).view(num_bytes(flat.numel()), 8)
+    return (padded.to(torch.uint8) << _bit_numbers(flat.device)).sum(1, dtype=torch.uint8)
 
 
 def unpack_signs(packed: Tensor, count: int) -> Tensor:
     """The first `count` bits as booleans."""
     if packed.device.type == "cpu":
         return torch.from_numpy(np.unpackbits(packed.numpy(), count=count, bitorder="little").view(np.bool_))
-    bits = (packed[:, None] >> torch.arange(8, device=packed.device)) & 1
+    bits = (packed[:, None] >> _bit_numbers(packed.device)) & 1
     return bits.view(-1)[:count].bool()
+
+
+def _bit_numbers(device: torch.device) -> Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=device)
 
 
 @cache
@@ -45,13 +49,13 @@ def _signs_of_byte() -> npt.NDArray[np.float32]:
 
 
 def add_signs(total: Tensor, packed: Tensor, scale: float) -> None:
-    """total += scale * (+1 or -1), in place, `total` flat and float32.
+    """total += scale * (+1 or -1), in place, `total` flat.
 
     A byte is looked up in a table of its eight scaled signs, a block at a time so that the block stays in cache:
     about as fast as adding a dense vector.
     """
     if total.device.type != "cpu":
-        total += torch.where(unpack_signs(packed, total.numel()), scale, -scale)
+        total.add_(unpack_signs(packed, total.numel()).to(total.dtype).mul_(2).sub_(1), alpha=scale)
         return
     table = _signs_of_byte() * np.float32(scale)
     sums, bytes_ = total.numpy(), packed.numpy()
@@ -68,16 +72,23 @@ def add_signs(total: Tensor, packed: Tensor, scale: float) -> None:
 
 def pack_codes(codes: npt.NDArray[np.unsignedinteger], width: int) -> Bytes:
     """Unsigned integers below 2^width as `width` bits each."""
-    shifts = np.arange(width, dtype=codes.dtype)
-    return np.packbits((codes[:, None] >> shifts).astype(np.uint8) & 1, bitorder="little")
+    bytes_ = codes.astype(codes.dtype.newbyteorder("<"), copy=False).view(np.uint8).reshape(len(codes), codes.itemsize)
+    bits = np.unpackbits(bytes_, axis=1, bitorder="little")[:, :width]
+    return np.packbits(bits, bitorder="little")
 
 
-def unpack_codes(packed: Bytes, count: int, width: int) -> npt.NDArray[np.uint32]:
-    """The first `count` integers of `width` bits."""
-    bits = np.unpackbits(packed, count=count * width, bitorder="little").reshape(count, width)
-    codes = np.zeros(count, np.uint32)
-    for j in range(width):
-        codes |= bits[:, j].astype(np.uint32) << np.uint32(j)
+def unpack_codes(packed: Bytes, count: int, width: int) -> npt.NDArray[np.unsignedinteger]:
+    """The first `count` integers of `width` bits, as uint8 where that holds them, else uint32.
+
+    A block at a time (blocks begin on whole bytes): beyond the result this takes no memory that grows with `count`.
+    """
+    codes: npt.NDArray[np.unsignedinteger] = np.empty(count, np.uint8 if width <= 8 else np.uint32)
+    place_values = (1 << np.arange(width)).astype(codes.dtype)
+    block = 1 << 13
+    for start in range(0, count, block):
+        rows = codes[start : start + block]
+        bits = np.unpackbits(packed[start * width // 8 :], count=len(rows) * width, bitorder="little")
+        np.matmul(bits.reshape(len(rows), width), place_values, out=rows)
     return codes
 
 
@@ -92,7 +103,7 @@ def rice_encode(positions: Integers, width: int) -> tuple[Bytes, Bytes]:
     """Ascending positions as gaps: (low `width` bits of each gap, the rest in unary).
 
     A gap is the number of positions skipped; its high part q is written as q zeros and a one. For random positions
-    this takes within 4 % of their entropy.
+    this takes within 5 % of their entropy while at most 60 % are taken, and never more than one bit per place.
     """
     gaps = _gaps(positions)
     ends = np.cumsum((gaps >> width) + 1) - 1
@@ -104,11 +115,16 @@ def rice_encode(positions: Integers, width: int) -> tuple[Bytes, Bytes]:
 
 def rice_decode(low: Bytes, unary: Bytes, count: int, width: int) -> Integers | None:
     """The positions, or None when the unary stream does not hold exactly `count` ones."""
-    ends = np.flatnonzero(np.unpackbits(unary, bitorder="little"))
-    if len(ends) != count:
+    bits = np.unpackbits(unary, bitorder="little")
+    if np.count_nonzero(bits) != count:
         return None
-    high = np.diff(ends, prepend=-1) - 1
-    return np.cumsum((high << width) + unpack_codes(low, count, width) + 1) - 1
+    # In place, since a hostile sender may keep every position.
+    positions = np.flatnonzero(bits)
+    positions -= np.arange(count)  # zeros before one number i: the high parts up to i
+    positions <<= width
+    positions += np.cumsum(unpack_codes(low, count, width).astype(np.int64))
+    positions += np.arange(count)
+    return positions
 
 
 def _gaps(positions: Integers) -> Integers:

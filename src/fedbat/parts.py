@@ -58,8 +58,8 @@ class Part(ABC):
         """Exactly what the server adds: float32, flat."""
 
     def add_to(self, total: Tensor, weight: float) -> None:
-        """total += weight * unpack(), in place; `total` is flat."""
-        total.add_(self.unpack(), alpha=weight)
+        """total += weight * unpack(), in place; `total` is flat and may lie on another device."""
+        total.add_(self.unpack().to(total.device), alpha=weight)
 
     @abstractmethod
     def record(self) -> Record:
@@ -170,12 +170,12 @@ class Signs(Part):
         return float(self.scale)
 
     def unpack(self) -> Tensor:
-        values = torch.zeros(self.count, device=self.packed.device)
+        values = torch.zeros(self.count, dtype=torch.float32, device=self.packed.device)
         self.add_to(values, 1.0)
         return values
 
     def add_to(self, total: Tensor, weight: float) -> None:
-        packing.add_signs(total, self.packed, weight * float(self.scale))
+        packing.add_signs(total, self.packed.to(total.device), float(self.scale * weight))
 
     def record(self) -> Record:
         """The word is the step size."""
@@ -225,8 +225,10 @@ class Levels(Part):
 
     def unpack(self) -> Tensor:
         s = num_steps(self.width)
-        values = torch.arange(-s, s + 1, device=self.scale.device, dtype=torch.float32) * (self.scale / s)
-        return values[self.codes.int()]
+        # j / s first: the outermost levels are then exactly +-scale, and no finite scale overflows. On the CPU, because
+        # on a GPU torch divides by multiplying with 1 / s.
+        values = torch.arange(-s, s + 1, dtype=torch.float32, device="cpu") / s * float(self.scale)
+        return values.to(self.codes.device)[self.codes.int()]
 
     def record(self) -> Record:
         """The parameter is the width, the word the scale."""
@@ -242,7 +244,7 @@ class Levels(Part):
         if not 2 <= width <= 8:
             raise WireError(f"levels of {width} bits, expected 2 to 8; the upload is damaged")
         packed = reader.take_bits(width * numel, "a tensor of levels")
-        codes = packing.unpack_codes(packed, numel, width).astype(np.uint8)
+        codes = packing.unpack_codes(packed, numel, width)
         if numel and codes.max() > 2 * num_steps(width):
             raise WireError(f"level code {codes.max()}, expected at most {2 * num_steps(width)}; the upload is damaged")
         return cls(torch.from_numpy(codes), _scale(record.word), width)
@@ -268,12 +270,12 @@ class Sparse(Part):
         return 32 * len(self.values) + len(self.positions) * width + 8 * len(unary) + 32
 
     def unpack(self) -> Tensor:
-        dense = torch.zeros(self.count, device=self.values.device)
+        dense = torch.zeros(self.count, dtype=torch.float32, device=self.values.device)
         dense[self.positions] = self.values
         return dense
 
     def add_to(self, total: Tensor, weight: float) -> None:
-        total.index_add_(0, self.positions, self.values.to(total.dtype), alpha=weight)
+        total.index_add_(0, self.positions.to(total.device), self.values.to(total), alpha=weight)
 
     def record(self) -> Record:
         """The parameter is the Rice width, the word the number of kept values."""
@@ -290,17 +292,20 @@ class Sparse(Part):
         """At most `numel` values at ascending positions inside the tensor."""
         width, kept = record.parameter, record.word
         if kept > numel or width > 31:
-            raise WireError(f"{kept} values coded with width {width} in a tensor of {numel}; the upload is damaged")
+            raise WireError(
+                f"{kept} values coded with width {width}, expected at most {numel} and 31; the upload is damaged"
+            )
         (unary_length,) = struct.unpack("<I", reader.take(4, "a sparse tensor"))
         most = num_bytes(kept + (numel >> width))  # the high parts of all gaps together skip at most numel >> width
         if unary_length > most:
             raise WireError(f"positions of {unary_length} bytes, expected at most {most}; the upload is damaged")
         low = reader.take_bits(kept * width, "a sparse tensor's positions")
         unary = np.frombuffer(reader.take(unary_length, "a sparse tensor's positions"), np.uint8)
+        values = reader.take_floats(kept, "a sparse tensor")
         positions = packing.rice_decode(low, unary, kept, width)
-        if positions is None or (kept and positions[-1] >= numel):
-            raise WireError(f"positions do not name {kept} places among {numel}; the upload is damaged")
-        return cls(torch.from_numpy(positions), reader.take_floats(kept, "a sparse tensor"), numel)
+        if positions is None or (kept and positions[-1] >= numel) or (unary_length and not unary[-1]):
+            raise WireError(f"positions do not name exactly {kept} places among {numel}; the upload is damaged")
+        return cls(torch.from_numpy(positions), values, numel)
 
     def _coded(self) -> tuple[int, packing.Bytes, packing.Bytes]:
         positions = self.positions.cpu().numpy()
@@ -325,7 +330,7 @@ def _scale(word: int) -> Tensor:
     (value,) = struct.unpack("<f", struct.pack("<I", word))
     if not math.isfinite(value) or math.copysign(1.0, value) < 0:
         raise WireError(f"step size {value}, expected a finite number >= 0; the sender's training diverged or it lies")
-    return torch.tensor(value, dtype=torch.float32)
+    return torch.tensor(value, dtype=torch.float32, device="cpu")
 
 
 def _expect_unused(kind: str, **fields: int) -> None:

@@ -54,6 +54,6 @@ def draw_comparison(curves: Mapping[str, Curve], title: str, path: Path) -> None
         axes.grid(color=_PALE, lw=0.6)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(colors=_INK, labelsize=9)
-    by_round.legend(frameon=False, loc="lower right", fontsize=9)
+    by_round.legend(frameon=False, loc="best", fontsize=9)
     figure.suptitle(title, color=_INK, fontsize=11)
     figure.savefig(path)

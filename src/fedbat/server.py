@@ -66,9 +66,9 @@ class Server:
         self._live = tensors_of(model, self.layout)
         self._round = Aggregator(method, self.layout, self._live)
 
-    def add(self, upload: bytes, weight: float) -> None:
-        """Decode one client's bytes and add them; WireError if they are not an upload for this model."""
-        self._round.add(Payload.from_bytes(upload, self.layout), weight)
+    def add(self, upload: bytes, weight: float, *, context: int | None = None) -> None:
+        """Decode one client's bytes and add them; WireError if they are not an upload for this model (and context)."""
+        self._round.add(Payload.from_bytes(upload, self.layout, context), weight)
 
     def step(self) -> None:
         """Apply the mean of the uploads added since the last step to the model."""

@@ -51,7 +51,7 @@ def rounds(
     assert federation.experiment.rounds is not None
     for index in range(federation.experiment.rounds):
         start = time.perf_counter()
-        clients, results = federation.sampled(index), []
+        clients, results, uplink_bytes = federation.sampled(index), [], 0
         aggregator = Aggregator(federation.method, federation.layout, state.w)
         memories = dict(state.memories)
         for result in engine.train(state.w, index, clients, state.memories):
@@ -64,7 +64,8 @@ def rounds(
             aggregator.add(payload, result.num_samples)
             if result.memory:
                 memories[result.client] = result.memory
-            results.append(result._replace(memory={}))
+            uplink_bytes += len(result.upload)
+            results.append(result._replace(upload=b"", memory={}))  # what was added is forgotten
             on_client()
         state = State(aggregator.result(), memories)
         accuracy, loss = engine.evaluate(state.w)
@@ -75,7 +76,7 @@ def rounds(
                 loss=loss,
                 train_loss=sum(r.train_loss for r in results) / len(results),
                 clients=clients,
-                uplink_bytes=sum(len(r.upload) for r in results),
+                uplink_bytes=uplink_bytes,
                 uplink_nbits=sum(r.nbits for r in results),
                 downlink_bytes=len(clients) * sum(entry.nbytes for entry in federation.layout),
                 layers=_mean_reports(results),

@@ -91,6 +91,8 @@ class LocalTraining:
 
     def finish(self) -> Upload:
         """Encode the update, leave in the model exactly what was sent, and unhook."""
+        if not self._handles:
+            raise MethodError("finish() was called after training had ended; call it once, inside the `with` block")
         self._release()
         update = self._update()
         self._local.update = update

@@ -11,13 +11,12 @@
     36 - 39    u32  CRC-32 of everything else
     40 - ...   8 bytes per compressed tensor, then their bodies, then the rest as it is
 
-Integers are little-endian. What arrives is never unpickled and never trusted: `from_bytes` checks all of it and
-allocates no more than the layout's tensors take.
+Integers are little-endian. What arrives is never unpickled and never trusted: `from_bytes` checks all of it, and what
+it allocates is bounded by the layout's tensors and by the bytes that are there, never by a size that the sender claims.
 """
 
 import struct
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,13 +68,17 @@ class Payload:
 
         With `context` given, an upload of another context (another round, say) is refused.
         """
-        data = memoryview(raw).cast("B")
+        try:
+            data = memoryview(raw).cast("B")
+        except TypeError as error:
+            raise WireError(f"got {type(raw).__name__}, expected contiguous bytes ({error}); pass bytes(...)") from None
         found_context = _check_header(data, layout, context)
         reader = Reader(data[HEADER_BYTES:])
-        records = list(_read_records(reader, len(layout.compressed)))
+        records = reader.take(_RECORD.size * len(layout.compressed), "the header")
         parts: dict[str, Part] = {}
-        for record, entry in zip(records, layout.compressed, strict=True):
+        for fields, entry in zip(_RECORD.iter_unpack(records), layout.compressed, strict=True):
             try:
+                record = _checked_record(*fields)
                 parts[entry.name] = KINDS[record.kind].parse(record, entry.numel, reader)
             except WireError as error:
                 raise WireError(f"{entry.name}: {error}") from None
@@ -116,15 +119,16 @@ def _check_header(data: memoryview, layout: Layout, context: int | None) -> int:
     return int(found_context)
 
 
-def _read_records(reader: Reader, count: int) -> Iterator[Record]:
-    for kind, parameter, unused, word in _RECORD.iter_unpack(reader.take(count * _RECORD.size, "the header")):
-        if kind not in KINDS or unused:
-            raise WireError(f"part of kind {kind}, this release knows {sorted(KINDS)}; the sender is newer or damaged")
-        yield Record(kind, parameter, word)
+def _checked_record(kind: int, parameter: int, unused: int, word: int) -> Record:
+    if kind not in KINDS:
+        raise WireError(f"part of kind {kind}, this release knows {sorted(KINDS)}; the sender is newer or damaged")
+    if unused:
+        raise WireError(f"reserved bytes hold {unused:#x}, expected 0; the sender is not version 1, or damaged")
+    return Record(kind, parameter, word)
 
 
 def _numpy_dtype(entry: Entry) -> np.dtype[np.generic]:
-    return torch.empty(0, dtype=entry.wire_dtype).numpy().dtype.newbyteorder("<")
+    return torch.empty(0, dtype=entry.wire_dtype, device="cpu").numpy().dtype.newbyteorder("<")
 
 
 def _rest_to_bytes(tensor: Tensor, entry: Entry) -> bytes:
@@ -133,7 +137,7 @@ def _rest_to_bytes(tensor: Tensor, entry: Entry) -> bytes:
 
 def _rest_from_bytes(reader: Reader, entry: Entry) -> Tensor:
     raw = reader.take(entry.nbytes, entry.name)
-    if entry.dtype == torch.bool and any(byte > 1 for byte in raw):
+    if entry.dtype == torch.bool and np.frombuffer(raw, np.uint8).max(initial=0) > 1:
         raise WireError(f"{entry.name} holds bytes other than 0 and 1, expected booleans; the upload is damaged")
     dtype = _numpy_dtype(entry)
     tensor = torch.from_numpy(np.frombuffer(raw, dtype).astype(dtype.newbyteorder("="))).view(entry.shape)

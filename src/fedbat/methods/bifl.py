@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbat.binarize import mean_abs, sign_or_coin, straight_through
+from fedbat.binarize import mean_abs, straight_through
 from fedbat.method import Forward, Local, Method, Step
 from fedbat.parts import Dense, Part, Signs
 from fedbat.streams import Noise, Tensors
@@ -66,9 +66,7 @@ class BiFL(BiFLFull):
     """Trains binary networks, sends the signs of their weights."""
 
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
-        """a sign(v)."""
-        u = noise(local.update)
-        parts: dict[str, Part] = {
-            name: Signs.of(sign_or_coin(v, u[name]), mean_abs(v)) for name, v in self._latent(w, local).items()
-        }
+        """a sign(v), the weights that were trained."""
+        latent = self._latent(w, local)
+        parts: dict[str, Part] = {name: Signs.of(v >= 0, mean_abs(v)) for name, v in latent.items()}
         return parts, memory

@@ -7,7 +7,7 @@ Where the paper and the authors' code (Leopold1423/fedbat-icml24) differ:
 - alpha is held within `bounds`, [5e-4, 5e-2] as in the code; the paper has none (`bounds=None`).
 - alpha_e is what the optimizer trains, as in the code and Eq. 10; Eq. 14 writes the step on alpha itself.
 - `bits="fresh"` sends S(m_tau, alpha_tau) drawn anew, as the code; `bits="last"` sends the bits and the alpha of
-  the last forward pass, as Algorithm 1.
+  the last forward pass, as Algorithm 1 (with phi = 0 and tau = 1 that pass saw S(0) = 0, so nothing is ever sent).
 - Both send (bits, alpha) only in word: the code ships float32 weights. Here they are packed.
 Where neither says: alpha' is set at the first step s >= floor(phi tau) at which the layer has moved (until then S = 0);
 a layer that never moves sends step size 0, whatever the bounds; when training ends inside the warm-up (phi = 1, or a
@@ -21,7 +21,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbat.binarize import binarize_backward, binarize_forward, mean_abs, step_size, stochastic_sign
+from fedbat.binarize import binarize_backward, binarize_forward, inf_norm, mean_abs, step_size, stochastic_sign
 from fedbat.errors import ConfigError
 from fedbat.method import Forward, Local, Method, Step
 from fedbat.parts import Part, Signs
@@ -116,7 +116,7 @@ class FedBAT(Method):
     def _alphas(self, local: Local) -> tuple[Tensor, Tensor]:
         """alpha and d alpha / d alpha_e of all layers."""
         if self.step == "inf-norm":
-            alphas = torch.stack([m.abs().amax() for m in local.update.values()])
+            alphas = torch.stack([inf_norm(m) for m in local.update.values()])
             return alphas, torch.zeros_like(alphas)
         alpha_prime = local.fixed["alpha_prime"]
         alpha_e = torch.stack(list(local.learned.values())) if self._learns else torch.zeros_like(alpha_prime)

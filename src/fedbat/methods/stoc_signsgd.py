@@ -6,19 +6,21 @@ is tuned (Appendix A.2); with `alpha=None` it is B itself, which makes m_hat unb
 alpha = ||m||_inf. B is taken per layer, which the papers leave open. A layer that has not moved sends step size 0.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 
-from fedbat.binarize import stochastic_sign
+from fedbat.binarize import inf_norm, stochastic_sign
 from fedbat.method import Local, Method
 from fedbat.parts import Part, Signs
 from fedbat.settings import check_choice, check_range
 from fedbat.streams import Noise, Tensors
 
 Norm = Literal["inf", "l2"]
-_NORMS = {"inf": float("inf"), "l2": 2.0}
+_NORMS: dict[Norm, Callable[[Tensor], Tensor]] = {"inf": inf_norm, "l2": torch.linalg.vector_norm}
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class StocSignSGD(Method):
         u = noise(local.update)
         parts: dict[str, Part] = {}
         for name, m in local.update.items():
-            norm = torch.linalg.vector_norm(m, _NORMS[self.norm])
+            norm = _NORMS[self.norm](m)
             scale = norm if self.alpha is None else self.alpha * m.any()
             parts[name] = Signs.of(stochastic_sign(m, norm, u[name]), scale)
         return parts, memory

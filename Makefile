@@ -1,0 +1,41 @@
+# Two commands do everything: `make demo` and `make test`. Both create .venv on first use.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+# One thread per process: federated clients are many small jobs, and threads only fight over the cores.
+export OMP_NUM_THREADS := 1
+
+.PHONY: demo test check format bench bands clean
+
+demo: $(READY)  ## FedAvg, FedBAT and SignSGD on a small real data set, about a minute and a half
+	rm -rf runs/demo
+	$(BIN)/fedbat compare --methods fedavg,fedbat,signsgd --clients 20 --per-round 5 --rounds 12 --epochs 2 --out runs/demo
+
+test: $(READY) check  ## lint, types and all tests
+	$(BIN)/pytest -q -n 2
+
+check: $(READY)  ## lint and types
+	$(BIN)/ruff check src tests benchmarks scripts
+	$(BIN)/ruff format --check -q src tests benchmarks scripts
+	$(BIN)/mypy
+
+format: $(READY)  ## rewrite the sources as `check` wants them
+	$(BIN)/ruff check --fix src tests benchmarks scripts
+	$(BIN)/ruff format src tests benchmarks scripts
+
+bench: $(READY)  ## the speed figures of docs/performance.md
+	$(BIN)/python benchmarks/steps.py
+	$(BIN)/python benchmarks/wire.py
+
+bands: $(READY)  ## record the accuracy bands anew (about ten minutes)
+	$(BIN)/python -m tests.bands
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) dist build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,170 @@
+"""Write the golden byte vectors of wire format v1 into tests/golden: `python scripts/make_golden.py`.
+
+The vectors are a promise: they may gain members, but a vector that is there never changes (docs/wire-format.md,
+"Versions"). Values come from integer arithmetic, and the expected ones are computed here in plain Python, not by the
+code under test.
+"""
+
+import json
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedbat.layout import Entry, Layout
+from fedbat.parts import Dense, Levels, Part, Signs, Sparse
+from fedbat.wire import Payload
+
+GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
+
+
+def main(folder: Path) -> None:
+    vectors = {}
+    for name, context, tensors in messages():
+        payload, vectors[name] = _assemble(context, tensors)
+        (folder / f"{name}.bin").write_bytes(payload.to_bytes())
+    lines = [f"{json.dumps(name)}: {json.dumps(vector)}" for name, vector in vectors.items()]
+    (folder / "vectors.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def messages() -> list[tuple[str, int, list[tuple[Any, ...]]]]:
+    """(name, context, [(tensor's name, dtype, shape, content)]) of every vector."""
+    return [
+        (
+            "example",
+            7,
+            [
+                ("conv.weight", "float32", [1, 1, 3, 3], signs(9, 0.25)),
+                ("conv.bias", "float32", [1], [-1.5]),
+                ("bn.num_batches_tracked", "int64", [], [40]),
+            ],
+        ),
+        ("dense", 0, [("a", "float32", [2, 3], dense(6)), ("b", "float32", [3, 5, 1], dense(15))]),
+        ("signs", 1, [(f"d{d}", "float32", [1, d], signs(d, 1 / d)) for d in (1, 2, 3, 4, 5, 6, 7, 8, 9, 64, 257)]),
+        ("levels", 2, [(f"b{b}", "float32", [3, 7], levels(21, b, 0.1 * b)) for b in (2, 3, 4, 5, 6, 7, 8)]),
+        (
+            "sparse",
+            3,
+            [
+                ("rice-example", "float32", [4, 5], sparse(20, [3, 4, 17], [1.0, -2.0, 0.5])),
+                ("empty", "float32", [4, 5], sparse(20, [], [])),
+                ("all", "float32", [3, 3], sparse(9, list(range(9)), numbers(9))),
+                ("first", "float32", [200, 1], sparse(200, [0], [1e-30])),
+                ("last", "float32", [200, 1], sparse(200, [199], [-3e38])),
+                (
+                    "one-in-33",
+                    "float32",
+                    [33, 30],
+                    sparse(990, [(33 * i + i * i % 33) for i in range(30)], numbers(30)),
+                ),
+            ],
+        ),
+        (
+            "rest",
+            4,
+            [
+                ("bool", "bool", [5], [True, False, False, True, True]),
+                ("uint8", "uint8", [3], [0, 128, 255]),
+                ("int8", "int8", [3], [-128, -1, 127]),
+                ("int16", "int16", [2], [-32768, 258]),
+                ("int32", "int32", [2, 1], [-(2**31), 16909060]),
+                ("int64", "int64", [], [-(2**63)]),
+                ("float16", "float16", [2], [1.5, -0.0009765625]),
+                ("bfloat16", "bfloat16", [3], [3.0, -0.00390625, 2.0**100]),
+                ("float32", "float32", [2, 2], numbers(4)),
+                ("float64", "float64", [3], [0.1, -1e300, 5e-324]),
+                ("scalar", "float32", [], [0.75]),
+                ("nothing", "float32", [0], []),
+            ],
+        ),
+        (
+            "mixed",
+            2**64 - 1,
+            [
+                ("stem.weight", "bfloat16", [2, 1, 3, 3], signs(18, 0.0123)),
+                ("stem.bias", "float32", [2], numbers(2)),
+                ("größe.weight", "float64", [5, 4], levels(20, 3, 1 / 3)),
+                ("head.weight", "float32", [7, 6], sparse(42, [0, 1, 5, 40, 41], numbers(5))),
+                ("head.scale", "float16", [1, 3], dense(3)),
+                ("no-signs", "float32", [0, 3], signs(0, 1.0)),
+                ("no-levels", "float32", [3, 0], levels(0, 4, 0.0)),
+                ("no-sparse", "float32", [0, 0], sparse(0, [], [])),
+                ("mask", "bool", [2, 2], [True, True, False, True]),
+                ("count", "int64", [], [12]),
+            ],
+        ),
+    ]
+
+
+def numbers(count: int) -> list[float]:
+    """Varied values that float32 holds exactly."""
+    return [((37 * i + 11) % 101 - 50) / 64 for i in range(count)]
+
+
+def dense(count: int) -> dict[str, Any]:
+    return {"kind": "dense", "values": numbers(count)}
+
+
+def signs(count: int, step: float) -> dict[str, Any]:
+    step = _float32(step)
+    return {"kind": "signs", "step": step, "values": [step if i * i % 7 in (1, 2) else -step for i in range(count)]}
+
+
+def levels(count: int, width: int, scale: float) -> dict[str, Any]:
+    s, scale = 2 ** (width - 1) - 1, _float32(scale)
+    j = [5 * i % (2 * s + 1) - s for i in range(count)]
+    values = [_float32(_float32(x / s) * scale) for x in j]
+    return {"kind": "levels", "width": width, "scale": scale, "levels": j, "values": values}
+
+
+def sparse(count: int, positions: list[int], kept: list[float]) -> dict[str, Any]:
+    values = dict(zip(positions, map(_float32, kept), strict=True))
+    return {"kind": "sparse", "positions": positions, "values": [values.get(i, 0.0) for i in range(count)]}
+
+
+def _assemble(context: int, tensors: list[tuple[Any, ...]]) -> tuple[Payload, dict[str, Any]]:
+    """The payload, and everything a test needs to build or to check it."""
+    entries, parts, rest = [], {}, {}
+    for name, dtype_name, shape, content in tensors:
+        dtype = getattr(torch, dtype_name)
+        role = "compress" if isinstance(content, dict) else "dense" if dtype.is_floating_point else "max"
+        entries.append(Entry(name, role, dtype, torch.Size(shape)))
+        if isinstance(content, dict):
+            parts[name] = _part(**content)
+        else:
+            rest[name] = torch.tensor(content, dtype=dtype).view(shape)
+    layout = Layout(entries)
+    vector = {
+        "context": context,
+        "layout_hash": layout.hash.hex(),
+        "layout": [
+            {"name": e.name, "role": e.role, "dtype": str(e.dtype).removeprefix("torch."), "shape": list(e.shape)}
+            for e in layout
+        ],
+        "parts": {name: content for name, _, _, content in tensors if name in parts},
+        "rest": {name: content for name, _, _, content in tensors if name in rest},
+    }
+    return Payload(layout, parts, rest, context), vector
+
+
+def _part(kind: str, values: list[float], **more: Any) -> Part:
+    x = torch.tensor(values, dtype=torch.float32)
+    if kind == "dense":
+        return Dense(x)
+    if kind == "signs":
+        return Signs.of(x > 0, torch.tensor(more["step"]))
+    if kind == "levels":
+        return Levels.of(torch.tensor(more["levels"]), torch.tensor(more["scale"]), more["width"])
+    positions = torch.tensor(more["positions"], dtype=torch.int64)
+    return Sparse(positions, x[positions], len(values))
+
+
+def _float32(x: float) -> float:
+    rounded: float = struct.unpack("<f", struct.pack("<f", x))[0]
+    return rounded
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else GOLDEN)

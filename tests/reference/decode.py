@@ -1,0 +1,186 @@
+"""A slow and obvious reader of wire format v1, written from docs/wire-format.md alone; the numbers are its sections."""
+
+import hashlib
+import math
+import struct
+import zlib
+from typing import NamedTuple
+
+FORMATS = {  # section 5
+    "float16": "f",
+    "bfloat16": "f",
+    "float32": "f",
+    "float64": "d",
+    "int8": "b",
+    "int16": "h",
+    "int32": "i",
+    "int64": "q",
+    "uint8": "B",
+    "uint16": "H",
+    "uint32": "I",
+    "uint64": "Q",
+    "bool": "B",
+}
+
+
+class Invalid(Exception):
+    """The bytes are not a version 1 message for this layout."""
+
+
+class Tensor(NamedTuple):
+    name: str
+    role: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def decode(raw: bytes, layout: list[Tensor], context: int | None = None) -> tuple[int, dict[str, list]]:
+    """(context, name -> decoded elements in row-major order), or Invalid."""
+    compressed = [tensor for tensor in layout if tensor.role == "compress"]
+    others = [tensor for tensor in layout if tensor.role != "compress"]
+
+    need(len(raw) >= 40, "header is incomplete")
+    need(raw[0:4] == b"FBAT", "magic")
+    need(raw[4] == 1, "version")
+    need(raw[5:8] == bytes(3), "bytes 5-7")
+    need(u32(raw[8:12]) == len(compressed), "L")
+    need(raw[12:20] == layout_hash(layout), "layout hash")
+    found_context = u64(raw[20:28])
+    need(context is None or context == found_context, "context")
+    need(u64(raw[28:36]) == len(raw), "length")
+    need(u32(raw[36:40]) == zlib.crc32(raw[:36] + raw[40:]), "checksum")
+
+    stream = Stream(raw, 40)
+    records = [stream.take(8) for _ in compressed]
+    decoded = {}
+    for tensor, record in zip(compressed, records, strict=True):
+        need(record[2:4] == bytes(2), "record bytes 2-3")
+        need(record[0] in DECODERS, "kind")
+        decoded[tensor.name] = DECODERS[record[0]](record[1], record[4:8], math.prod(tensor.shape), stream)
+    for tensor in others:
+        decoded[tensor.name] = plain(tensor, stream)
+    need(stream.at == len(raw), "bytes left")
+    return found_context, decoded
+
+
+def layout_hash(layout: list[Tensor]) -> bytes:
+    """Section 2."""
+    text = ""
+    for tensor in layout:
+        sizes = ",".join(str(size) for size in tensor.shape)
+        text += tensor.role + "\t" + tensor.dtype + "\t" + sizes + "\t" + tensor.name + "\n"
+    return hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest()
+
+
+def dense(parameter: int, word: bytes, d: int, stream: "Stream") -> list[float]:
+    need(parameter == 0 and word == bytes(4), "unused fields of dense")
+    return stream.floats(d)
+
+
+def signs(parameter: int, word: bytes, d: int, stream: "Stream") -> list[float]:
+    need(parameter == 0, "parameter of signs")
+    step = positive(word)
+    return [step if bit else -step for bit in stream.bits(d)]
+
+
+def levels(b: int, word: bytes, d: int, stream: "Stream") -> list[float]:
+    need(2 <= b <= 8, "width of levels")
+    scale, s = positive(word), 2 ** (b - 1) - 1
+    values = []
+    for code in stream.codes(d, b):
+        need(code != 2**b - 1, "unused code")
+        values.append(fl(fl((code - s) / s) * scale))
+    return values
+
+
+def sparse(r: int, word: bytes, d: int, stream: "Stream") -> list[float]:
+    k = u32(word)
+    need(k <= d and r <= 31, "k or r")
+    length = u32(stream.take(4))
+    need(length <= math.ceil((k + d // 2**r) / 8), "U")
+    low = stream.codes(k, r)
+    unary_bytes = stream.take(length)
+    need(length == 0 or unary_bytes[-1] != 0, "unary stream is too long")
+    unary = all_bits(unary_bytes)
+    need(sum(unary) == k, "ones in the unary stream")
+    values = [0.0] * d
+    position, at = -1, 0
+    for part, value in zip(low, stream.floats(k), strict=True):
+        q = 0
+        while unary[at] == 0:
+            q, at = q + 1, at + 1
+        at += 1
+        position += 1 + q * 2**r + part
+        need(position < d, "position")
+        values[position] = value
+    return values
+
+
+DECODERS = {0: dense, 1: signs, 2: levels, 3: sparse}
+
+
+def plain(tensor: Tensor, stream: "Stream") -> list:
+    """Section 5."""
+    form, d = FORMATS[tensor.dtype], math.prod(tensor.shape)
+    values = list(struct.unpack(f"<{d}{form}", stream.take(d * struct.calcsize("<" + form))))
+    if form in "fd":
+        need(all(math.isfinite(value) for value in values), "NaN or infinity")
+    if tensor.dtype == "bool":
+        need(all(value in (0, 1) for value in values), "boolean")
+        values = [value == 1 for value in values]
+    return values
+
+
+class Stream:
+    """The bytes from `at` on."""
+
+    def __init__(self, raw: bytes, at: int) -> None:
+        self.raw, self.at = raw, at
+
+    def take(self, count: int) -> bytes:
+        need(self.at + count <= len(self.raw), "bytes missing")
+        self.at += count
+        return self.raw[self.at - count : self.at]
+
+    def bits(self, count: int) -> list[int]:
+        bits = all_bits(self.take((count + 7) // 8))
+        need(not any(bits[count:]), "padding")
+        return bits[:count]
+
+    def codes(self, count: int, width: int) -> list[int]:
+        bits = self.bits(count * width)
+        return [sum(bits[width * i + j] * 2**j for j in range(width)) for i in range(count)]
+
+    def floats(self, count: int) -> list[float]:
+        values = list(struct.unpack(f"<{count}f", self.take(4 * count)))
+        need(all(math.isfinite(value) for value in values), "NaN or infinity")
+        return values
+
+
+def positive(word: bytes) -> float:
+    """A step or scale."""
+    (value,) = struct.unpack("<f", word)
+    need(math.isfinite(value) and math.copysign(1.0, value) > 0, "step size")
+    return value
+
+
+def all_bits(data: bytes) -> list[int]:
+    return [byte >> n & 1 for byte in data for n in range(8)]
+
+
+def u32(data: bytes) -> int:
+    return struct.unpack("<I", data)[0]
+
+
+def u64(data: bytes) -> int:
+    return struct.unpack("<Q", data)[0]
+
+
+def fl(x: float) -> float:
+    """x rounded to float32; the double in between changes nothing for one product or quotient of two float32."""
+    return struct.unpack("<f", struct.pack("<f", x))[0]
+
+
+def need(condition: bool, what: str) -> None:
+    if not condition:
+        raise Invalid(what)

@@ -1,0 +1,117 @@
+"""The command line as a person meets it: real processes, real folders."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+FAST = ["--clients", "20", "--per-round", "2", "--epochs", "1", "--model", "tests.test_simulation:tiny"]
+
+
+def fedbat(*args, cwd=None, check=None, **environment):
+    env = os.environ | {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1", "COLUMNS": "120"} | environment
+    command = [sys.executable, "-m", "fedbat", *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd, env=env)
+    if check is not None:
+        assert done.returncode == check, done.stdout + done.stderr
+    return done
+
+
+def test_run_leaves_a_whole_record(tmp_path):
+    out = tmp_path / "run"
+    done = fedbat("run", *FAST, "--rounds", 3, "--set", "rho=4", "--out", out, check=0)
+    assert {p.name for p in out.iterdir()} == {"summary.json", "rounds.jsonl", "model.safetensors"}
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["status"] == "finished" and summary["method_settings"]["rho"] == 4
+    lines = [line for line in done.stdout.splitlines() if line.startswith("fedbat") and "round " in line]
+    assert len(lines) == 3 and all(word in lines[1] for word in ("accuracy", "loss", "uplink", "bit/parameter", "left"))
+
+
+def test_compare_ends_in_a_table_and_a_picture(tmp_path):
+    out = tmp_path / "out"
+    done = fedbat(
+        "compare", *FAST, "--rounds", 2, "--methods", "fedavg,fedbat,fedpaq", "--set", "fedpaq.bits=3", "--out", out,
+        check=0,
+    )  # fmt: skip
+    assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
+    summaries = {m: json.loads((out / m / "summary.json").read_text()) for m in ("fedavg", "fedbat", "fedpaq")}
+    assert summaries["fedpaq"]["method_settings"]["bits"] == 3
+    table = [line.split() for line in done.stdout.splitlines() if line.startswith("fed") and "less" in line]
+    ratios = {row[0]: float(row[-4].rstrip("x")) for row in table}
+    dense = summaries["fedavg"]["uplink_bytes_per_client_round"]
+    for method, summary in summaries.items():
+        assert ratios[method] == pytest.approx(dense / summary["uplink_bytes_per_client_round"], abs=0.06)
+    assert str(out / "compare.png") in done.stdout
+
+
+def test_interrupt_leaves_a_valid_record(tmp_path):
+    out = tmp_path / "run"
+    env = os.environ | {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "fedbat", "run", *FAST, "--rounds", "5000", "--out", str(out)]
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    deadline = time.time() + 120
+    while not (out / "rounds.jsonl").exists() and time.time() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "interrupted after" in printed and "Traceback" not in printed
+    summary = json.loads((out / "summary.json").read_text())
+    lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    assert summary["status"] == "interrupted" and summary["rounds_done"] == len(lines) >= 1
+    assert (out / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "--method", "nope"], "unknown method 'nope'; choose from"),
+        (["run", "--per-round", "200"], "--per-round is 200 but there are only 100 clients"),
+        (["run", "--set", "phi=7"], "phi=7.0, expected a number in [0, 1]"),
+        (["run", "--set", "phi"], "expected NAME=VALUE"),
+        (["run", "--dataset", "nope"], "unknown data set 'nope'"),
+        (["run", "--partition", "nope"], "unknown partition 'nope'"),
+        (["run", "--model", "nope"], "unknown model 'nope'"),
+        (["run", "--clients", "many"], "valid integer"),
+        (["run", "--nope"], "No such option"),
+        (["compare", "--methods", "fedavg,fedavg"], "expected different names"),
+        (["compare", "--methods", "fedavg,nope"], "unknown method 'nope'"),
+        (["compare", "--methods", "fedavg,signsgd", "--set", "rho=3"], "fits none of the compared methods"),
+        (["compare", "--methods", "fedbat", "--set", "fedbat.rho=x"], "could not be read"),
+        (["data", "show", "--out", "nowhere/p.png"], "does not exist"),
+    ],
+)
+def test_mistakes_end_in_one_sentence_and_leave_nothing(arguments, sentence, tmp_path):
+    done = fedbat(*arguments, cwd=tmp_path)
+    words = " ".join(done.stderr.replace("│", " ").split())
+    assert done.returncode == 2 and sentence in words, done.stderr
+    assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_folder_in_use_is_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    done = fedbat("run", *FAST, "--rounds", 1, "--out", tmp_path, check=2)
+    assert "already exists" in done.stderr and [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_divergence_is_explained(tmp_path):
+    done = fedbat("run", *FAST, "--rounds", 2, "--method", "fedavg", "--lr", "1e30", "--out", tmp_path / "x", check=1)
+    assert "lower --lr" in done.stderr and "Traceback" not in done.stderr and not (tmp_path / "x").exists()
+
+
+def test_methods_and_data_and_version(tmp_path):
+    listed = fedbat("methods", check=0).stdout
+    assert all(word in listed for word in ("fedbat", "rho=6", "phi=0.5", "bounds=0.0005,0.05", "E[m_hat] = m"))
+    assert "fmnist-mini" in fedbat("data", "list", check=0).stdout
+    fedbat("data", "show", "--partition", "labels", "--clients", 12, "--out", tmp_path / "p.png", check=0)
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert fedbat("--version", check=0).stdout.startswith("fedbat ")
+
+
+@pytest.mark.parametrize("command", [["run"], ["compare"], ["data", "show"]])
+def test_help_has_examples(command):
+    text = fedbat(*command, "--help", check=0).stdout
+    assert "Example" in text and "fedbat " + " ".join(command) in text

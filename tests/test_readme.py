@@ -1,0 +1,56 @@
+"""What README and docs say is run and checked."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_example_runs_as_written():
+    (code,) = re.findall(r"<!-- tests/test_readme.py runs this -->\n```python\n(.*?)```", README, re.S)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+    torch.manual_seed(0)
+    names = {}
+    exec(code, names)
+    model, clients = names["model"], names["clients"]
+    accuracy = sum((model(x).argmax(1) == y).float().mean() for x, y in clients) / len(clients)
+    assert accuracy > 0.75  # four classes: chance is 0.25
+    claims = re.search(r"# (\d+) bytes instead of ([\d,]+)", code).groups()
+    packed, dense = (int(text.replace(",", "")) for text in claims)
+    local = names["fedbat"].begin(names["method"], model, torch.optim.SGD(model.parameters()), 1)
+    assert len(local.finish().to_bytes()) == packed
+    assert sum(4 * p.numel() for p in model.parameters()) == dense
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))])
+def test_links_lead_somewhere(page):
+    text = (ROOT / page).read_text()
+    for target in re.findall(r"\]\(([^)#]+)", text):
+        if not target.startswith("http"):
+            assert (ROOT / page).parent.joinpath(target).exists(), target
+
+
+def test_guided_tour_is_five_files_and_names_the_equations_place():
+    tour = README.split("## Guided tour")[1].split("Around it")[0]
+    files = re.findall(r"\]\((src/[^)]+\.py)\)", tour)
+    assert len(files) == 5 and all((ROOT / f).exists() for f in files)
+    source = (ROOT / "src/fedbat/binarize.py").read_text()
+    assert all(f"Eq. {n}" in source for n in ("6-7", "8-9", "10", "13"))
+
+
+def test_adding_a_method_page_is_true():
+    """The page's example works as a method, from a file and a registry line."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/adding-a-method.md").read_text(), re.S)
+    names = {}
+    header = "from dataclasses import dataclass\nfrom fedbat.binarize import mean_abs, sign_or_coin\n"
+    exec(header + "from fedbat.method import Method\nfrom fedbat.parts import Signs\n" + code, names)
+    from fedbat.method import Local
+    from fedbat.streams import UniformNoise
+
+    m = torch.tensor([[0.5, -1.5]])
+    parts, _ = names["MeanSign"]().encode({"x": m}, Local({"x": m}), {}, UniformNoise(0, "x"))
+    assert torch.equal(parts["x"].unpack(), torch.tensor([1.0, -1.0]))

@@ -1,0 +1,196 @@
+"""Whole runs on real data: repeatable, paired across methods, and what their records say."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedbat import METHODS, ConfigError, DataError, WireError
+from fedbat.engine.sequential import SequentialEngine
+from fedbat.experiment import Experiment, prepare
+from fedbat.records import RunRecord
+from fedbat.simulation import initial_state, rounds
+from fedbat.wire import dense_upload_bytes
+
+MODEL = f"{__name__}:tiny"
+SMALL = Experiment(clients=12, per_round=4, rounds=2, epochs=1, batch_size=50, model=MODEL, partition="dirichlet")
+
+
+def tiny(shape, num_classes):
+    """Fast to train, with BatchNorm and dropout so that every kind of state and randomness is there."""
+    conv = torch.nn.Conv2d(shape[0], 4, 5, stride=3)
+    return torch.nn.Sequential(
+        conv, torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Dropout(0.1),
+        torch.nn.Linear(256, num_classes),
+    )  # fmt: skip
+
+
+class Spy(SequentialEngine):
+    """Remembers what clients were given and gave."""
+
+    def __init__(self, federation):
+        super().__init__(federation)
+        self.batches, self.uploads, self.memories = [], [], []
+
+    def _batches(self, round_, client):
+        for x, y in super()._batches(round_, client):
+            self.batches.append((round_, client, x.sum().item(), y.sum().item()))
+            yield x, y
+
+    def train(self, w, round_, clients, memories):
+        self.memories.append({k: {n: t.clone() for n, t in v.items()} for k, v in memories.items()})
+        for result in super().train(w, round_, clients, memories):
+            self.uploads.append(result.upload)
+            yield result
+
+
+def run(experiment):
+    federation = prepare(experiment)
+    engine = Spy(federation)
+    found = list(rounds(federation, engine, initial_state(federation)))
+    return federation, engine, [r for r, _ in found], found[-1][1]
+
+
+def sample(method, **changes):
+    return dataclasses.replace(SMALL, method=method, **changes)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_same_seed_same_bytes_and_weights(method):
+    _, one, rounds_one, state_one = run(sample(method))
+    torch.manual_seed(987)  # nothing may depend on the global generators
+    _, two, rounds_two, state_two = run(sample(method))
+    assert one.uploads == two.uploads
+    assert all(torch.equal(state_one.w[k], state_two.w[k]) for k in state_one.w)
+    assert [r.accuracy for r in rounds_one] == [r.accuracy for r in rounds_two]
+    _, other, *_ = run(sample(method, seed=1))
+    assert other.uploads != one.uploads
+
+
+def test_two_methods_share_split_start_clients_and_batches():
+    pairs = [run(sample(method)) for method in ("fedavg", "fedbat", "zerofl")]
+    (first, first_engine, first_rounds, _) = pairs[0]
+    for federation, engine, found, _ in pairs[1:]:
+        assert all((a == b).all() for a, b in zip(first.split, federation.split, strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(first.model.parameters(), federation.model.parameters(), strict=True)
+        )
+        assert [r.clients for r in found] == [r.clients for r in first_rounds]
+        assert engine.batches == first_engine.batches
+
+
+def test_sampled_clients_are_distinct_and_uniform():
+    federation = prepare(sample("fedavg"))
+    drawn = [federation.sampled(t) for t in range(3000)]
+    assert all(len(set(c)) == 4 and c == sorted(c) for c in drawn)
+    counts = torch.bincount(torch.tensor(drawn).flatten(), minlength=12).double()
+    p = 4 / 12
+    assert (counts - 3000 * p).abs().max() < 5 * math.sqrt(3000 * p * (1 - p))
+
+
+def test_every_sample_is_used_once_an_epoch_and_the_short_batch_is_kept():
+    federation = prepare(sample("fedavg", epochs=2))
+    engine = SequentialEngine(federation)
+    for client in range(3):
+        sizes = [len(y) for _, y in engine._batches(0, client)]
+        n = len(federation.split[client])
+        assert len(sizes) == federation.num_steps(client) == 2 * math.ceil(n / 50)
+        assert sum(sizes) == 2 * n and set(sizes) <= {50, n % 50}
+
+
+def test_memory_belongs_to_the_client_and_waits_while_it_is_absent():
+    _, engine, found, state = run(sample("ef-signsgd", rounds=4, per_round=3))
+    took_part = set()
+    for t, before in enumerate(engine.memories):
+        assert set(before) == took_part
+        after = engine.memories[t + 1] if t + 1 < len(engine.memories) else state.memories
+        for client, memory in before.items():
+            same = all(torch.equal(memory[k], after[client][k]) for k in memory)
+            assert same == (client not in found[t].clients)
+        took_part |= set(found[t].clients)
+
+
+def test_bytes_add_up_and_fedavg_sends_the_dense_size():
+    federation, engine, found, _ = run(sample("fedavg"))
+    assert {len(u) for u in engine.uploads} == {dense_upload_bytes(federation.layout)}
+    assert sum(r.uplink_bytes for r in found) == sum(map(len, engine.uploads))
+
+
+def test_fedavg_with_one_client_is_plain_training():
+    federation, _, _, state = run(sample("fedavg", clients=1, per_round=1, partition="iid", epochs=1, rounds=1))
+    model = prepare(federation.experiment).model.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = SequentialEngine(federation)
+    from fedbat.streams import stream_seed
+
+    torch.manual_seed(stream_seed(0, "model", 0, 0))
+    for x, y in engine._batches(0, 0):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(state.w[name], parameter.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_record_is_complete_and_true(tmp_path):
+    federation = prepare(sample("fedbat"))
+    record = RunRecord(tmp_path / "run", federation)
+    for round_, after in rounds(federation, SequentialEngine(federation), initial_state(federation)):
+        record.add(round_)
+        state = after
+        assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "running"
+    record.close("finished", state)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    accuracies = [line["accuracy"] for line in lines]
+    assert summary["status"] == "finished" and summary["rounds_done"] == 2 == len(lines)
+    assert summary["best_accuracy"] == max(accuracies) and summary["final_accuracy"] == accuracies[-1]
+    assert summary["last10_accuracy"] == pytest.approx(sum(accuracies) / 2)
+    per_client = sum(line["uplink_bytes"] for line in lines) / 8
+    assert summary["uplink_bytes_per_client_round"] == per_client
+    num_parameters = sum(p.numel() for p in federation.model.parameters())
+    assert summary["bits_per_parameter"] == pytest.approx(8 * per_client / num_parameters)
+    d, layers = sum(e.numel for e in federation.layout.compressed), len(federation.layout.compressed)
+    assert summary["bits_per_compressed_parameter"] == pytest.approx((d + 32 * layers) / d)
+    dense = sum(e.nbytes for e in federation.layout)
+    assert summary["downlink_bytes_per_client_round"] == dense and summary["seconds"] > 0
+    assert {"python", "torch", "numpy", "fedbat"} <= summary["versions"].keys() and summary["config"]["rounds"] == 2
+    for line in lines:
+        assert set(line["layers"]) == {e.name for e in federation.layout.compressed}
+        for report in line["layers"].values():
+            assert report["relative_error"] > 0 and report["step"] > 0 and 0 <= report["clipped"] <= 1
+    saved = load_file(tmp_path / "run" / "model.safetensors")
+    assert all(torch.equal(saved[name], state.w[name]) for name in state.w)
+
+
+def test_diverged_training_is_said_with_round_and_client():
+    with pytest.raises(WireError, match=r"round 1, client \d+: .*lower --lr"):
+        run(sample("fedavg", lr=1e30))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"per_round": 13}, ConfigError, "--per-round is 13 but there are only 12 clients"),
+        ({"rounds": 0}, ConfigError, "--rounds is 0"),
+        ({"batch_size": 0}, ConfigError, "--batch-size is 0"),
+        ({"lr": float("nan")}, ConfigError, "--lr is nan"),
+        ({"seed": -1}, ConfigError, "--seed is -1"),
+        ({"dataset": "mnist"}, ConfigError, "unknown data set 'mnist'; choose from"),
+        ({"method": "x"}, ConfigError, "unknown method 'x'"),
+        ({"settings": {"phi": "2"}}, ConfigError, "phi=2"),
+        ({"partition": "x"}, ConfigError, "unknown partition 'x'"),
+        ({"clients": 6001, "partition": "iid"}, ConfigError, "6001 clients for 6000 samples"),
+        ({"clients": 5999}, DataError, "at least 10 for each"),
+        ({"partition": "labels", "labels": 11}, ConfigError, "11 labels per client"),
+        ({"partition": "labels", "clients": 4, "labels": 2}, DataError, "use more clients or more labels"),
+        ({"beta": 0.0}, ConfigError, "beta"),
+        ({"model": "nope"}, ConfigError, "unknown model 'nope'"),
+    ],
+)
+def test_impossible_experiments_say_got_expected_fix(changes, error, message):
+    with pytest.raises(error, match=message):
+        prepare(sample("fedbat", **changes) if "method" not in changes else dataclasses.replace(SMALL, **changes))
