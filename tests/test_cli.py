@@ -28,7 +28,7 @@ def test_run_leaves_a_whole_record(tmp_path):
     summary = json.loads((out / "summary.json").read_text())
     assert summary["status"] == "finished" and summary["method_settings"]["rho"] == 4
     lines = [line for line in done.stdout.splitlines() if line.startswith("fedbat") and "round " in line]
-    assert len(lines) == 3 and all(word in lines[1] for word in ("accuracy", "loss", "uplink", "bit/parameter", "left"))
+    assert len(lines) == 3 and all(word in lines[1] for word in ("acc", "loss", "up", "bit/param", "left"))
 
 
 def test_compare_ends_in_a_table_and_a_picture(tmp_path):

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import bands
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
@@ -40,6 +42,10 @@ def test_guided_tour_is_five_files_and_names_the_equations_place():
     assert len(files) == 5 and all((ROOT / f).exists() for f in files)
     source = (ROOT / "src/fedbat/binarize.py").read_text()
     assert all(f"Eq. {n}" in source for n in ("6-7", "8-9", "10", "13"))
+
+
+def test_small_run_page_shows_the_records():
+    assert bands.table() in bands.PAGE.read_text()
 
 
 def test_adding_a_method_page_is_true():

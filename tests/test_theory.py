@@ -453,7 +453,7 @@ class Identity(Unquantized):
 
     def forward(self, w, local, u):
         seen = super().forward(w, local, u)
-        return Forward({k: w[k] + m for k, m in local.update.items()}, seen.kept | local.update)
+        return Forward({k: w[k] + m for k, m in local.update.items()}, local.update, seen.shared)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from fedbat import METHODS, Aggregator, ConfigError, MethodError, Payload, begin, layout_of, make_method
 from fedbat.layout import tensors_of
+from fedbat.method import Forward, Method
 from fedbat.methods.fedbat import FedBAT
 from fedbat.streams import UniformNoise
 from tests.reference import fedbat_client
@@ -52,25 +53,64 @@ def run(model, optimizer, batches):
 # Equal to the paper's algorithm
 
 
-@pytest.mark.parametrize("phi", [0.0, 0.3, 0.5])
-@pytest.mark.parametrize("bounds", [None, (5e-3, 2e-2)])
-def test_hooks_train_exactly_what_explicit_autograd_trains(phi, bounds):
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.03, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "adam": lambda p: torch.optim.Adam(p, lr=3e-3),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=3e-3, weight_decay=0.01),
+}
+
+
+def plain_step(model, optimizer, x, y):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def accumulating_step(model, optimizer, x, y):
+    optimizer.zero_grad()
+    total = 0.0
+    for a, b in zip(x.chunk(2), y.chunk(2), strict=True):
+        loss = F.cross_entropy(model(a), b) / 2
+        loss.backward()
+        total += loss.item()
+    optimizer.step()
+    return total
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("step", [plain_step, accumulating_step])
+@pytest.mark.parametrize(("phi", "bounds"), [(0.0, None), (0.3, (5e-3, 2e-2)), (0.5, None), (0.5, (5e-4, 5e-2))])
+def test_hooks_train_exactly_what_explicit_autograd_trains(optimizer, step, phi, bounds):
     batches = some_batches(10, torch.float64)
-    model, twin = mlp(torch.float64), mlp(torch.float64)
+    model, twin = (layer_normed() for _ in range(2))
     noise = RecordedNoise()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    local = begin(FedBAT(rho=6, phi=phi, bounds=bounds), model, optimizer, len(batches), noise=noise)
-    run(model, optimizer, batches)
+    ours = OPTIMIZERS[optimizer](model.parameters())
+    local = begin(FedBAT(rho=6, phi=phi, bounds=bounds), model, ours, len(batches), noise=noise)
+    for x, y in batches:
+        step(model, ours, x, y)
     update, forwards = local._update(), list(noise.drawn)
     upload = local.finish()
-    names = list(update)
-    m, alpha = fedbat_client.train(twin, names, batches, lr=0.1, rho=6, phi=phi, bounds=bounds, noises=iter(forwards))
-    for name in names:
-        torch.testing.assert_close(update[name], m[name], rtol=0, atol=1e-12)
-        assert upload.layers[name].step == pytest.approx(alpha[name].item(), rel=1e-6)
+    m, alpha, sent = fedbat_client.train(
+        twin, list(update), batches, make_optimizer=OPTIMIZERS[optimizer], rho=6, phi=phi, bounds=bounds,
+        noises=iter(forwards), last_noise=noise.drawn[-1],
+    )  # fmt: skip
+    assert len(noise.drawn) == len(forwards) + 1  # fresh bits
+    for name, part in upload.payload.parts.items():
+        torch.testing.assert_close(update[name], m[name], rtol=0, atol=1e-10)
+        assert part.step == pytest.approx(alpha[name].item(), rel=1e-6)
+        assert torch.equal(part.unpack().view(m[name].shape) > 0, sent[name] > 0)
     for name, parameter in twin.named_parameters():
-        if name not in names:  # BatchNorm and biases are trained all along
+        if name not in update:  # norms and biases are trained all along; they travel as float32 differences
             torch.testing.assert_close(dict(model.named_parameters())[name], parameter, rtol=0, atol=1e-6)
+
+
+def layer_normed():
+    """Of double precision, and without BatchNorm, which would tell micro-batches from batches."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(12, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 3)).double()
 
 
 def test_warm_up_is_plain_training_bit_for_bit():
@@ -86,9 +126,10 @@ def test_warm_up_is_plain_training_bit_for_bit():
         assert torch.equal(parameter, trained[name])
 
 
-@pytest.mark.parametrize(
-    ("tau", "phi", "first"), [(80, 0.5, 40), (30, 0.1, 3), (7, 0.5, 3), (10, 0.0, 0), (10, 1.0, 10)]
-)
+FIRST_STEPS = [(80, 0.5, 40), (30, 0.1, 3), (7, 0.5, 3), (10, 0.0, 0), (10, 1.0, 10), (90, 0.7, 63)]
+
+
+@pytest.mark.parametrize(("tau", "phi", "first"), FIRST_STEPS)
 def test_first_binarized_step(tau, phi, first):
     """Check 6. The parameters hold w + S, not w + m, from step floor(phi tau) on, and alpha' is mean|m| then."""
     model = mlp()
@@ -96,12 +137,19 @@ def test_first_binarized_step(tau, phi, first):
     local = begin(FedBAT(phi=phi), model, optimizer, tau)
     batch = some_batches(1)
     for step in range(tau):
-        assert (local._seen is not None) == (step >= first), step
+        if step > 0:  # at step 0 m is still 0
+            assert _holds_one_magnitude(model, local) == (step >= first), step
         if step == first and first > 0:
             expected = torch.stack([m.abs().mean() for m in local._update().values()])
             assert torch.equal(local._local.fixed["alpha_prime"], expected)
         run(model, optimizer, batch)
     local.finish()
+
+
+def _holds_one_magnitude(model, local):
+    """Whether every compressed layer differs from where it started by one +-alpha everywhere, up to rounding."""
+    moved = [(dict(model.named_parameters())[k].detach() - w).abs() for k, w in local._w.items()]
+    return all(x.min() > 0 and x.max() - x.min() < 1e-6 for x in moved)
 
 
 # Corners (METHODS 7.2)
@@ -135,7 +183,7 @@ def test_loop_longer_than_announced_goes_on_binarized():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     local = begin(FedBAT(phi=0.5), model, optimizer, 4)
     run(model, optimizer, some_batches(12))
-    assert local._seen is not None and local.finish().num_steps == 12
+    assert _holds_one_magnitude(model, local) and local.finish().num_steps == 12
 
 
 def test_no_step_at_all_sends_zero():
@@ -169,10 +217,11 @@ def test_a_layer_that_never_moves_is_left_alone(name):
 
     torch.manual_seed(0)
     upload, model, start, _ = _finish(make_method(name), 6, 6, model=Unused())
-    if not upload.payload.parts["unused.weight"].unpack().any():
-        assert torch.equal(model.unused.weight, start.unused.weight)
-    else:  # methods that send weights send it as it is
-        assert make_method(name).sends_weights
+    w = start.unused.weight
+    expected = w.sign() * w.abs().mean() if name == "bifl" else w  # binary weights are what BiFL sends
+    torch.testing.assert_close(model.unused.weight, expected, rtol=1e-6, atol=0)
+    if not make_method(name).sends_weights:
+        assert not upload.payload.parts["unused.weight"].unpack().any()
 
 
 def test_a_layer_that_starts_to_move_late_gets_its_step_size_then():
@@ -197,6 +246,13 @@ def test_a_layer_that_starts_to_move_late_gets_its_step_size_then():
     assert (set_then > 0).all()
     run(model, optimizer, some_batches(4))
     assert torch.equal(local._local.fixed["alpha_prime"], set_then)
+
+
+def test_last_bits_without_a_binarized_pass_are_fresh_and_after_a_pass_at_zero_are_nothing():
+    ended_in_warm_up, *_ = _finish(FedBAT(phi=1, bits="last"), 5, 5)
+    assert all(part.step > 0 for part in ended_in_warm_up.payload.parts.values())
+    one_step, *_ = _finish(FedBAT(phi=0, bits="last"), 1, 1)
+    assert all(part.step == 0 for part in one_step.payload.parts.values())
 
 
 def test_fixed_step_is_rho_zero_bit_for_bit():
@@ -230,9 +286,20 @@ def test_frozen_layer_is_not_sent():
 # What is trained is what is sent is what is added
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+VARIANTS = [(name, {}) for name in sorted(METHODS)] + [
+    ("fedbat", {"bits": "last"}),
+    ("fedbat", {"step": "inf-norm", "phi": "0"}),
+    ("stoc-signsgd", {"norm": "l2"}),
+    ("fedpaq", {"bits": "3", "norm": "l2"}),
+    ("zerofl", {"variant": "weights"}),
+    ("zerofl", {"variant": "diff-on-weights", "extra": "0.1"}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), VARIANTS)
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_model_left_behind_is_what_was_sent_is_what_the_server_adds(name, channels_last):
+def test_model_left_behind_is_what_was_sent_is_what_the_server_adds(name, settings, channels_last):
+    method = make_method(name, settings)
     torch.manual_seed(1)
     model = nn.Sequential(nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(), nn.Linear(45, 3, bias=False))
     if channels_last:
@@ -240,12 +307,12 @@ def test_model_left_behind_is_what_was_sent_is_what_the_server_adds(name, channe
     layout = layout_of(model)
     start = {k: v.clone() for k, v in tensors_of(model, layout).items()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    local = begin(make_method(name), model, optimizer, 4)
+    local = begin(method, model, optimizer, 4)
     x, y = torch.randn(16, 2, 5, 5), torch.randint(0, 3, (16,))
     run(model, optimizer, [(x, y)] * 4)
     upload = local.finish()
     received = Payload.from_bytes(upload.to_bytes(), layout)
-    aggregator = Aggregator(make_method(name), layout, start)
+    aggregator = Aggregator(method, layout, start)
     aggregator.add(received, 1)
     result = aggregator.result()
     for entry in layout:
@@ -260,9 +327,12 @@ def test_hooks_are_gone_and_the_optimizer_is_the_users_again(name):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     groups = [list(group["params"]) for group in optimizer.param_groups]
     pointers = [p.data_ptr() for p in model.parameters()]
-    with pytest.raises(RuntimeError, match="stop here"), begin(make_method(name), model, optimizer, 10):
+    with pytest.raises(RuntimeError, match="stop here"), begin(make_method(name), model, optimizer, 10) as local:
         run(model, optimizer, some_batches(8))
+        update = local._update()
         raise RuntimeError("stop here")
+    for key, m in update.items():  # the model holds what was trained
+        assert torch.equal(dict(model.named_parameters())[key].detach() - local._w[key], m)
     assert [list(group["params"]) for group in optimizer.param_groups] == groups
     assert set(optimizer.state) <= set(model.parameters())
     assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
@@ -291,9 +361,20 @@ class Transformer(nn.Module):
         return self.out(self.block(self.embed(tokens))).mean(1)
 
 
-def _check_loss_falls_and_bytes_match(model, optimizer, batch, step, **options):
+def only_matrices(model):
+    """Freeze biases and norms: if the loss falls, it is the compressed weights that learn."""
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter.requires_grad and parameter.dim() > 1)
+    return model
+
+
+def trained(model):
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def _check_loss_falls_and_bytes_match(model, optimizer, batch, step):
     """20 binarized steps: the loss falls, and the upload has exactly the bytes it claims."""
-    method = FedBAT(phi=0, **options)
+    method = FedBAT(phi=0)
     layout = layout_of(model)
     local = begin(method, model, optimizer, 20, noise=UniformNoise(7, "test"))
     losses = [step(model, optimizer, *batch) for _ in range(20)]
@@ -305,26 +386,6 @@ def _check_loss_falls_and_bytes_match(model, optimizer, batch, step, **options):
         assert p.grad is None or torch.isfinite(p).all(), name
 
 
-def plain_step(model, optimizer, x, y):
-    optimizer.zero_grad()
-    loss = F.cross_entropy(model(x), y)
-    loss.backward()
-    optimizer.step()
-    return loss.item()
-
-
-def accumulating_step(model, optimizer, x, y):
-    optimizer.zero_grad()
-    total = 0.0
-    for a, b in zip(x.chunk(2), y.chunk(2), strict=True):
-        loss = F.cross_entropy(model(a), b) / 2
-        loss.backward()
-        total += loss.item()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-    optimizer.step()
-    return total
-
-
 def autocast_step(model, optimizer, x, y):
     optimizer.zero_grad()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -334,29 +395,21 @@ def autocast_step(model, optimizer, x, y):
     return loss.item()
 
 
-OPTIMIZERS = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
-    "momentum": lambda p: torch.optim.SGD(p, lr=0.03, momentum=0.9, nesterov=True, weight_decay=1e-4),
-    "adam": lambda p: torch.optim.Adam(p, lr=3e-3),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=3e-3, weight_decay=0.01),
-}
-
-
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("step", [plain_step, accumulating_step, autocast_step])
 def test_optimizers_and_loops(optimizer, step):
-    model = mlp()
-    _check_loss_falls_and_bytes_match(model, OPTIMIZERS[optimizer](model.parameters()), some_batches(1)[0], step)
+    model = only_matrices(mlp())
+    _check_loss_falls_and_bytes_match(model, OPTIMIZERS[optimizer](trained(model)), some_batches(1)[0], step)
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("step", [plain_step, autocast_step])
 def test_small_transformer(tied, step):
     torch.manual_seed(0)
-    model = Transformer(tied)
+    model = only_matrices(Transformer(tied))
     assert ("out.weight" in [e.name for e in layout_of(model)]) != tied
     tokens = torch.randint(0, 11, (64, 6))
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.Adam(trained(model), lr=3e-3)
     _check_loss_falls_and_bytes_match(model, optimizer, (tokens, tokens[:, 0]), step)
 
 
@@ -366,6 +419,7 @@ def test_frozen_and_unused_parameters():
             super().__init__()
             self.body, self.unused = mlp(), nn.Linear(3, 3)
             self.body[0].weight.requires_grad_(False)
+            only_matrices(self)
 
         def forward(self, x):
             return self.body(x)
@@ -379,8 +433,8 @@ def test_frozen_and_unused_parameters():
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_trains_a_transformer_with_adam(name):
     torch.manual_seed(0)
-    model = Transformer()
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    model = only_matrices(Transformer())
+    optimizer = torch.optim.Adam(trained(model), lr=3e-3)
     local = begin(make_method(name), model, optimizer, 20, noise=UniformNoise(7, "test"))
     tokens = torch.randint(0, 11, (64, 6))
     losses = [plain_step(model, optimizer, tokens, tokens[:, 0]) for _ in range(20)]
@@ -389,7 +443,7 @@ def test_every_method_trains_a_transformer_with_adam(name):
 
 
 def test_half_precision_weights_are_trained_and_sent():
-    model = mlp(torch.bfloat16)
+    model = only_matrices(mlp(torch.bfloat16))
     upload, after, losses = _finish_half(model)
     assert sum(losses[-5:]) < sum(losses[:5])
     for entry in upload.payload.layout:
@@ -397,7 +451,7 @@ def test_half_precision_weights_are_trained_and_sent():
 
 
 def _finish_half(model):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(trained(model), lr=0.1)
     local = begin(FedBAT(phi=0.5), model, optimizer, 20)
     batches = [(x.bfloat16(), y) for x, y in some_batches(1)] * 20
     losses = run(model, optimizer, batches)
@@ -438,8 +492,8 @@ def test_weight_decay_acts_on_the_weights():
 
 
 def test_skipped_steps_of_a_gradient_scaler_are_harmless():
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model = only_matrices(mlp())
+    optimizer = torch.optim.SGD(trained(model), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     local = begin(FedBAT(phi=0), model, optimizer, 6)
     losses = []
@@ -456,13 +510,94 @@ def test_skipped_steps_of_a_gradient_scaler_are_harmless():
     local.finish()
 
 
+def test_roles_choose_per_tensor():
+    model = mlp()
+    layout = layout_of(model, {"0.weight": "dense", "3.*": "skip", "1.weight": "compress"})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    local = begin(FedBAT(phi=0), model, optimizer, 4, layout=layout)
+    run(model, optimizer, some_batches(4))
+    payload = local.finish().payload
+    assert set(payload.parts) == {"1.weight"} and payload.parts["1.weight"].nbits == 16 + 32
+    assert "0.weight" in payload.rest and not any(name.startswith("3.") for name in payload.rest)
+
+
+def test_a_model_with_nothing_to_compress_still_travels():
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(12))
+
+        def forward(self, x):
+            return (x * self.gain)[:, :3]
+
+    for name in METHODS:
+        upload, _, _, losses = _finish(make_method(name), 6, 6, model=Scale())
+        assert not upload.payload.parts and losses[-1] != losses[0] and upload.payload.rest["gain"].any()
+
+
+def test_parameters_may_be_called_alpha_and_slope():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.alpha, self.slope = nn.Parameter(torch.randn(12, 8)), nn.Parameter(torch.randn(8, 3))
+
+        def forward(self, x):
+            return x @ self.alpha @ self.slope
+
+    upload, *_ = _finish(FedBAT(phi=0.5), 6, 6, model=Named())
+    assert all(part.step > 0 for part in upload.payload.parts.values())
+
+
+def test_a_method_may_leave_the_altered_forward_again():
+    """Every other step sees half the update; m moves as if each step's gradient were taken where the model was."""
+
+    class EveryOther(Method):
+        def alters_forward(self, step):
+            return step.index % 2 == 0
+
+        def forward(self, w, local, u):
+            return Forward({k: w[k] + 0.5 * m for k, m in local.update.items()})
+
+    model = nn.Linear(1, 1, bias=False).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    w = v = model.weight.item()
+    local = begin(EveryOther(), model, optimizer, 4)
+    for step in range(4):
+        altered = step % 2 == 0
+        seen = w + 0.5 * (v - w) if altered else v
+        assert model.weight.item() == pytest.approx(seen, abs=1e-12)
+        optimizer.zero_grad()
+        (model(torch.ones(1, 1, dtype=torch.float64)) ** 2).sum().backward()
+        optimizer.step()
+        v -= 0.1 * 2 * seen * (0.5 if altered else 1)
+    assert local._update()["weight"].item() == pytest.approx(v - w, abs=1e-12)
+    local.finish()
+
+
+def test_a_layer_unused_in_a_step_does_not_move_its_step_size():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    local = begin(FedBAT(phi=0, bounds=None), model, optimizer, 10)
+    run(model, optimizer, some_batches(3))
+    before = {k: v.detach().clone() for k, v in local._local.learned.items()}
+    model.zero_grad()  # not the optimizer's, which would clear the step sizes' gradients as well
+    x, y = some_batches(1)[0]
+    F.cross_entropy(model[3](model[0](x).detach()), y).backward()
+    optimizer.step()
+    assert (
+        local._local.learned["0.weight"] == before["0.weight"]
+        and local._local.learned["3.weight"] != before["3.weight"]
+    )
+    local.finish()
+
+
 # Mistakes
 
 
-def test_closures_are_refused_while_binarizing():
+def test_closures_are_refused_from_the_first_step():
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with begin(FedBAT(phi=0), model, optimizer, 3), pytest.raises(MethodError, match=r"backward\(\)"):
+    with begin(FedBAT(phi=0.5), model, optimizer, 3), pytest.raises(MethodError, match=r"backward\(\)"):
         optimizer.step(lambda: F.cross_entropy(model(torch.randn(4, 12)), torch.zeros(4, dtype=torch.long)))
 
 

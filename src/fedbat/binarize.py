@@ -87,8 +87,8 @@ def stochastic_levels(m: Tensor, scale: Tensor, num_steps: int, u: Tensor) -> Te
 
 def num_kept(numel: int, share: float) -> int:
     """How many of `numel` entries a share of them is: rounded up, so that no layer is emptied."""
-    # The small slack keeps 0.03 * 100 = 3.0000000000000004 from becoming 4.
-    return min(numel, math.ceil(share * numel - 1e-9))
+    # The small slack keeps (1 - 0.97) * 100 = 3.0000000000000027 from becoming 4.
+    return min(numel, math.ceil(share * numel * (1 - 1e-12)))
 
 
 def top_indices(x: Tensor, share: float) -> Tensor:

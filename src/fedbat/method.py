@@ -8,7 +8,7 @@ Methods see only the tensors that are compressed: no method file mentions BatchN
 """
 
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -26,11 +26,13 @@ class Step:
     total: int
 
 
-class Forward(NamedTuple):
-    """What one forward pass computes with."""
+@dataclass(frozen=True)
+class Forward:
+    """What one forward pass computes with, and what pull_back and encode need to remember of it."""
 
     weights: Tensors  # in place of w + m
-    kept: Tensors  # what pull_back and encode need to remember of it
+    kept: Tensors = field(default_factory=dict)  # by layer
+    shared: Tensors = field(default_factory=dict)  # of all layers together
 
 
 @dataclass
@@ -40,7 +42,7 @@ class Local:
     update: Tensors  # m
     learned: Tensors = field(default_factory=dict)  # trained beside m by the same optimizer (FedBAT: alpha_e)
     fixed: Tensors = field(default_factory=dict)  # carried along, not trained (FedBAT: alpha')
-    last: Tensors = field(default_factory=dict)  # `kept` of the last forward pass that was trained on
+    last: Forward | None = None  # what was kept of the last forward pass that was trained on
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Method:
 
     def forward(self, w: Tensors, local: Local, u: Tensors) -> Forward:
         """What the model computes with in place of w + m."""
-        return Forward({name: w[name] + m for name, m in local.update.items()}, {})
+        return Forward({name: w[name] + m for name, m in local.update.items()})
 
     def pull_back(self, w: Tensors, local: Local, u: Tensors, seen: Forward, grad: Tensors) -> tuple[Tensors, Tensors]:
         """Gradients of m and of the learnables from grad = dL/d(seen weights).

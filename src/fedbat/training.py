@@ -8,12 +8,14 @@ The user's model, optimizer and loop stay as they are. `begin` hooks the optimiz
     after it                  the next values go in.
 
 While a method computes with w + m itself (FedAvg, the sign methods, FedBAT's warm-up), a step costs nothing extra.
-The optimizer sees w + m, not m: momentum and Adam cannot tell the difference, and weight decay acts on the
-weights, as users expect. Noise is drawn once per optimizer step, so it is constant across accumulated micro-batches.
+The optimizer sees w + m, not m: momentum and Adam cannot tell the difference, and weight decay acts on the weights, as
+users expect (and on what is learned beside them). Noise is drawn once per optimizer step, so it is constant across
+accumulated micro-batches.
 """
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -96,7 +98,10 @@ class LocalTraining:
         self._release()
         update = self._update()
         self._local.update = update
-        parts, memory = self.method.encode(self._w, self._local, self.memory, self._noise)
+        parts: dict[str, Part] = {}
+        memory = self.memory
+        if self._w:
+            parts, memory = self.method.encode(self._w, self._local, memory, self._noise)
         rest: Tensors = {}
         for entry in self.layout.rest:
             now, start = self._live[entry.name], self._start[entry.name]
@@ -118,26 +123,29 @@ class LocalTraining:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Unhook, so that the model and the optimizer are the user's own again whatever happened."""
-        self._release()
+        """Unhook, so that model and optimizer are the user's own again; without `finish`, the model holds w + m."""
+        if self._handles:
+            self._release()
+            self._leave_altered()
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if self._seen is None:
-            return
-        if any(callable(argument) for argument in (*args, *kwargs.values())):
+        will_alter = self.method.alters_forward(Step(self.step.total, self.step.total))
+        if will_alter and any(callable(argument) for argument in (*args, *kwargs.values())):
             raise MethodError(
                 "optimizer.step(closure) computes gradients inside the step, where they cannot be pulled back; "
                 "call loss.backward() and then optimizer.step()"
             )
+        if self._seen is None:
+            return
         grad = {name: _wide(p.grad) for name, p in self._parameters.items() if p.grad is not None}
         grads, learned = self.method.pull_back(self._w, self._local, self._u, self._seen, grad)
         for name, parameter in self._parameters.items():
             parameter.data = self._latent[name]
             if name in grads:
                 parameter.grad = grads[name].to(parameter.dtype)
-        for name, value in learned.items():
-            self._local.learned[name].grad = value
-        self._local.last = self._seen.kept
+        for name, value in self._local.learned.items():
+            value.grad = learned.get(name)
+        self._local.last = replace(self._seen, weights={})
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.step = Step(self.step.index + 1, self.step.total)
@@ -146,7 +154,9 @@ class LocalTraining:
     @torch.no_grad()
     def _put_values_in(self) -> None:
         """Let the parameters hold what the method wants the next forward pass to compute with."""
-        if not self.method.alters_forward(self.step):
+        if not self._w or not self.method.alters_forward(self.step):
+            if self._seen is not None:
+                self._leave_altered()
             return
         if not self._latent:  # from now on w + m needs a place of its own
             self._latent = {name: p.detach().clone() for name, p in self._parameters.items()}
@@ -157,6 +167,14 @@ class LocalTraining:
         self._point_at_live()
         for name, weights in self._seen.weights.items():
             self._live[name].copy_(weights)
+
+    @torch.no_grad()
+    def _leave_altered(self) -> None:
+        """Let the parameters hold w + m again."""
+        self._point_at_live()
+        for name, latent in self._latent.items():
+            self._live[name].copy_(latent)
+        self._latent, self._seen = {}, None
 
     def _update(self) -> Tensors:
         """m: where training stands minus where it started."""
@@ -200,7 +218,8 @@ def begin(
     """Start local training of the received `model`: train as usual, then call `finish()` on what this returns.
 
     `num_steps` announces how often optimizer.step() will be called (FedBAT's tau). `memory` is what this client's
-    last upload returned (error feedback). `noise` makes the run repeatable: UniformNoise(seed, "local", round, client).
+    last upload returned (error feedback). `noise` makes the run repeatable: UniformNoise(seed, "noise", round, client),
+    with `device=` where the model is not on the CPU.
     """
     return LocalTraining(
         method, model, optimizer, num_steps, layout=layout, memory=memory, noise=noise, context=context
@@ -215,7 +234,7 @@ def _report(update: Tensor, sent: Tensor, part: Part) -> LayerReport:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """At least float32: updates of half-precision weights would drown in rounding."""
+    """At least float32, in which updates are encoded; weights kept in half precision still train in theirs."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 

@@ -23,9 +23,10 @@ class RunView:
         self.console, self.label, self.num_rounds = console, label, num_rounds
         self.per_round, self.num_parameters = per_round, num_parameters
         self._uplink, self._start = 0, time.perf_counter()
+        bar = [BarColumn(bar_width=20)] if console.width >= 110 else []  # the figures matter more than the bar
         self._progress = Progress(
-            TextColumn("[bold]{task.description:<14}"),
-            BarColumn(bar_width=20),
+            TextColumn("[bold]{task.description}"),
+            *bar,
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(compact=True),
             console=console,
@@ -44,13 +45,13 @@ class RunView:
         done = round_.index + 1
         bits = 8 * round_.uplink_bytes / len(round_.clients) / self.num_parameters
         figures = (
-            f"round {done}/{self.num_rounds}  accuracy {100 * round_.accuracy:.1f} %  loss {round_.loss:.3f}  "
-            f"uplink {megabytes(self._uplink)}  {bits:.2f} bit/parameter"
+            f"round {done}/{self.num_rounds}  acc {100 * round_.accuracy:.1f} %  loss {round_.loss:.3f}  "
+            f"up {megabytes(self._uplink)}  {bits:.2f} bit/param"
         )
         self._progress.update(self._task, completed=done * self.per_round, figures=figures)
         if not self.console.is_terminal:
             left = (time.perf_counter() - self._start) / done * (self.num_rounds - done)
-            self.console.print(f"{self.label:<14} {figures}  {left:.0f} s left", soft_wrap=True, highlight=False)
+            self.console.print(f"{self.label:<13}  {figures}  {left:.0f} s left", soft_wrap=True, highlight=False)
 
     def __enter__(self) -> Self:
         self._progress.start()

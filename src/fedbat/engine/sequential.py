@@ -1,8 +1,11 @@
 """The reference engine: one client after the other, one thread, nothing clever; all others must agree with it."""
 
 import copy
+import dataclasses
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -17,16 +20,47 @@ from fedbat.training import begin
 _TEST_BATCH = 500
 
 
+class Epoch(NamedTuple):
+    """One pass over a client's data as the random streams have it: its order, and how each image is augmented."""
+
+    samples: Tensor  # int64 [n]
+    crop: Tensor  # int64 [n, 2]; this and flip are empty for data that is not augmented
+    flip: Tensor  # bool [n]
+
+
+def draw_epochs(federation: Federation, round_: int, client: int) -> Iterator[Epoch]:
+    """A client's local epochs, the same on every engine."""
+    experiment, split = federation.experiment, federation.split[client]
+    shuffle = stream(experiment.seed, "batches", round_, client)
+    jitter = stream(experiment.seed, "augment", round_, client)
+    sizes = [len(piece) for piece in torch.from_numpy(split).split(experiment.batch_size)]
+    for _ in range(experiment.epochs):
+        crop, flip = [np.empty((0, 2), np.int64)], [np.empty(0, np.bool_)]
+        for size in sizes if federation.data.spec.augment else []:
+            crop.append(jitter.integers(0, 9, (size, 2)))
+            flip.append(jitter.random(size) < 0.5)
+        parts = shuffle.permutation(split), np.concatenate(crop), np.concatenate(flip)
+        yield Epoch(*map(torch.from_numpy, parts))
+
+
 class SequentialEngine:
     """Plain SGD with a fresh optimizer every round, as the authors' clients do."""
 
-    def __init__(self, federation: Federation) -> None:
+    def __init__(self, federation: Federation, device: torch.device | str = "cpu") -> None:
         torch.set_num_threads(1)
-        self.federation = federation
+        self.federation, self.device = federation, torch.device(device)
         # channels_last is a third faster on CPUs and changes no result beyond rounding.
-        self.model = copy.deepcopy(federation.model)
+        self.model = copy.deepcopy(federation.model).to(self.device)
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._tensors = tensors_of(self.model, federation.layout)
+        data = federation.data
+        self._data = dataclasses.replace(
+            data,
+            x_train=data.x_train.to(self.device),
+            y_train=data.y_train.to(self.device),
+            x_test=data.x_test.to(self.device),
+            y_test=data.y_test.to(self.device),
+        )
 
     def train(
         self, w: Tensors, round_: int, clients: list[int], memories: Mapping[int, Tensors]
@@ -42,7 +76,7 @@ class SequentialEngine:
         self.model.train()
         torch.manual_seed(stream_seed(seed, "model", round_, client))  # for models with dropout
         optimizer = torch.optim.SGD(self.model.parameters(), lr=experiment.lr)
-        noise = UniformNoise(seed, "noise", round_, client)
+        noise = UniformNoise(seed, "noise", round_, client, device=self.device)
         loss_sum = 0.0
         with begin(
             federation.method,
@@ -50,7 +84,7 @@ class SequentialEngine:
             optimizer,
             federation.num_steps(client),
             layout=federation.layout,
-            memory=memory,
+            memory={name: tensor.to(self.device) for name, tensor in memory.items()},
             noise=noise,
             context=round_,
         ) as local:
@@ -64,7 +98,7 @@ class SequentialEngine:
         return ClientResult(
             client=client,
             upload=upload.to_bytes(),
-            memory=upload.memory,
+            memory={name: tensor.cpu() for name, tensor in upload.memory.items()},
             num_samples=len(federation.split[client]),
             train_loss=loss_sum / upload.num_steps,
             nbits=upload.payload.nbits,
@@ -77,7 +111,7 @@ class SequentialEngine:
         names = [entry.name for entry in self.federation.layout.compressed]
         self._load(w | self.federation.method.evaluate({name: w[name] for name in names}))
         self.model.eval()
-        data = self.federation.data
+        data = self._data
         correct, loss = 0, 0.0
         for x, y in zip(data.x_test.split(_TEST_BATCH), data.y_test.split(_TEST_BATCH), strict=True):
             logits = self.model(self._normalized(x, data.spec.test_mean, data.spec.test_std))
@@ -86,17 +120,14 @@ class SequentialEngine:
         return Evaluation(correct / len(data.y_test), loss / len(data.y_test))
 
     def _batches(self, round_: int, client: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The client's epochs, shuffled anew each time; the last batch of an epoch may be short."""
-        data, experiment = self.federation.data, self.federation.experiment
-        shuffle = stream(experiment.seed, "batches", round_, client)
-        jitter = stream(experiment.seed, "augment", round_, client)
-        for _ in range(experiment.epochs):
-            order = torch.from_numpy(shuffle.permutation(self.federation.split[client]))
-            for index in order.split(experiment.batch_size):
+        """What the model is trained on; the last batch of an epoch may be short."""
+        data, size = self._data, self.federation.experiment.batch_size
+        for epoch in draw_epochs(self.federation, round_, client):
+            samples, crop, flip = (tensor.to(self.device).split(size) for tensor in epoch)
+            for number, index in enumerate(samples):
                 x = data.x_train[index]
                 if data.spec.augment:
-                    crop = torch.from_numpy(jitter.integers(0, 9, (len(index), 2)))
-                    x = augment(x, crop, torch.from_numpy(jitter.random(len(index)) < 0.5))
+                    x = augment(x, crop[number], flip[number])
                 yield self._normalized(x, data.spec.train_mean, data.spec.train_std), data.y_train[index]
 
     def _normalized(self, x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:

@@ -1,12 +1,13 @@
 """BiFL: "Communication-Efficient Federated Learning with Binary Neural Networks", JSAC 2021, arXiv 2110.02226.
 
-Clients train a binary network: the forward pass sees a sign(v) of the real weights v = w + m, the gradient goes
-straight through to v where |v| <= 1, and v is clipped to [-1, 1]. `bifl` sends the signs of the weights (not of the
+Clients train a binary network: the forward pass sees a sign(v) of the real weights v = w + m clipped to [-1, 1], and
+the gradient goes straight through to them where |w + m| <= 1. `bifl` sends the signs of the weights (not of the
 update) and the server averages them (the paper's scheme Bi-UpOnly); `bifl-full` sends v itself.
 
 Decisions where the papers are silent: weights are binarized, activations are not; all compressed layers are, first and
 last included; the magnitude a is mean|v| per layer (XNOR-Net), because the classifier has no BatchNorm to absorb
-it; the magnitude travels with the signs; the test pass uses the binary weights. No maximum-likelihood reconstruction.
+it; the magnitude travels with the signs; sign(0) = +1; w + m is clipped where it is used, not between steps; the test
+pass uses the binary weights. No maximum-likelihood reconstruction.
 """
 
 from dataclasses import dataclass
@@ -41,9 +42,8 @@ class BiFLFull(Method):
 
     def forward(self, w: Tensors, local: Local, u: Tensors) -> Forward:
         """a sign(v), with the gradient of v inside [-1, 1]."""
-        latent = {name: w[name] + m for name, m in local.update.items()}
-        weights = {name: straight_through(binary(v.detach()), v.clamp(-1, 1)) for name, v in latent.items()}
-        return Forward(weights, {})
+        latent = self._latent(w, local)
+        return Forward({name: straight_through(binary(v.detach()), v) for name, v in latent.items()})
 
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
         """The real weights."""

@@ -1,4 +1,4 @@
-"""FedBAT: "Communication-Efficient Federated Learning via Learnable Binarization", ICML 2024.
+"""FedBAT: "Communication-Efficient Federated Learning via Learnable Binarization", ICML 2024, arXiv 2408.03215.
 
 Clients learn the one-bit update itself: after a warm-up, the model computes with w + S(m, alpha), and both the update
 m and one step size alpha per layer are trained through S (Algorithm 1). Equations 6-9 are in fedbat/binarize.py.
@@ -8,10 +8,16 @@ Where the paper and the authors' code (Leopold1423/fedbat-icml24) differ:
 - alpha_e is what the optimizer trains, as in the code and Eq. 10; Eq. 14 writes the step on alpha itself.
 - `bits="fresh"` sends S(m_tau, alpha_tau) drawn anew, as the code; `bits="last"` sends the bits and the alpha of
   the last forward pass, as Algorithm 1 (with phi = 0 and tau = 1 that pass saw S(0) = 0, so nothing is ever sent).
-- Both send (bits, alpha) only in word: the code ships float32 weights. Here they are packed.
-Where neither says: alpha' is set at the first step s >= floor(phi tau) at which the layer has moved (until then S = 0);
-a layer that never moves sends step size 0, whatever the bounds; when training ends inside the warm-up (phi = 1, or a
-loop shorter than announced), alpha' = mean|m| at the end and the bits are drawn from it.
+- The code ships float32 weights although the paper counts bits; here (bits, alpha) are packed.
+- The server weighs clients by samples, as the paper; the code by batches.
+- BatchNorm and biases are trained all along and travel in float32, as in the code; the paper is silent.
+Where we depart from both:
+- alpha' is set at the first step s >= floor(phi tau) at which the layer has moved, and until then S = 0; they would
+  start from alpha' = 0 (phi = 0), from the lower bound, or from a stale value (the code, phi = 1).
+- A layer whose final m is 0 sends step size 0, whatever the bounds; the code would send random +-5e-4.
+- When training ends inside the warm-up (phi = 1, or a loop shorter than announced), alpha' = mean|m| at the end.
+- Noise is drawn once per optimizer step, not per forward pass, so that accumulated micro-batches see one S.
+- alpha_e joins its layer's parameter group: with weight decay, which the paper does not use, it decays too.
 """
 
 from dataclasses import dataclass
@@ -65,8 +71,8 @@ class FedBAT(Method):
         return {name: x.new_zeros(()) for name, x in w.items()} if self._learns else {}
 
     def alters_forward(self, step: Step) -> bool:
-        """Lines 14 and 16 of Algorithm 1: full-precision training while s < floor(phi tau)."""
-        return step.index >= floor(self.phi * step.total)
+        """Algorithm 1, line 14: full-precision training while s < floor(phi tau)."""
+        return step.index >= floor(self.phi * step.total + 1e-9)  # 0.7 * 90 is 62.99999999999999 in floats
 
     def prepare(self, w: Tensors, local: Local) -> Tensors:
         """alpha' = ||m||_1 / d for every layer that has moved and has none yet (Eq. 13)."""
@@ -83,12 +89,14 @@ class FedBAT(Method):
             name: binarize_forward(m, alpha, u[name])
             for (name, m), alpha in zip(local.update.items(), alphas, strict=True)
         }
-        return Forward({name: w[name] + s for name, s in kept.items()}, kept | {"alpha": alphas, "slope": slopes})
+        weights = {name: w[name] + s for name, s in kept.items()}
+        return Forward(weights, kept, {"alpha": alphas, "slope": slopes})
 
     def pull_back(self, w: Tensors, local: Local, u: Tensors, seen: Forward, grad: Tensors) -> tuple[Tensors, Tensors]:
         """Eq. 8 for m, Eq. 9 summed over the layer for alpha, and on to alpha_e by Eq. 10."""
         grads, learned = {}, {}
-        for (name, m), alpha, slope in zip(local.update.items(), seen.kept["alpha"], seen.kept["slope"], strict=True):
+        alphas, slopes = seen.shared["alpha"], seen.shared["slope"]
+        for (name, m), alpha, slope in zip(local.update.items(), alphas, slopes, strict=True):
             if name not in grad:  # the layer took no part in the forward pass
                 continue
             grads[name], alpha_grad = binarize_backward(m, alpha, seen.kept[name], grad[name])
@@ -97,11 +105,11 @@ class FedBAT(Method):
         return grads, learned
 
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
-        """One bit a weight and alpha: line 20 of Algorithm 1 (`last`), or drawn anew."""
+        """One bit a weight and alpha: those of the last forward pass (Algorithm 1, line 23), or drawn anew."""
         parts: dict[str, Part] = {}
-        if self.bits == "last" and local.last:
-            for name, alpha in zip(local.update, local.last["alpha"], strict=True):
-                parts[name] = Signs.of(local.last[name] > 0, alpha)
+        if self.bits == "last" and local.last is not None:
+            for (name, s), alpha in zip(local.last.kept.items(), local.last.shared["alpha"], strict=True):
+                parts[name] = Signs.of(s > 0, alpha)
             return parts, memory
         alphas, _ = self._alphas(Local(local.update, local.learned, self.prepare(w, local)))
         u = noise(local.update)

@@ -2,8 +2,9 @@
 NeurIPS 2020, arXiv 1906.01736.
 
 Gaussian noise before the sign makes its expectation grow with m: E[m_hat] = alpha erf(m / (sigma sqrt 2)). Step size
-and noise as tuned in Appendix A.2 of the FedBAT paper; sigma is a standard deviation. A layer that has not moved at all
-sends step size 0.
+and noise as tuned in Appendix A.2 of the FedBAT paper; sigma is a standard deviation. As there, it works on a round's
+update, not on each gradient, and the server takes a weighted mean, not a majority vote. A layer that has not moved at
+all sends step size 0.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,10 @@
-"""Stoc-SignSGD: "Stochastic Sign Descent Methods", ICML 2021, arXiv 1905.12938, as the FedBAT paper runs it.
+"""Stoc-SignSGD: "Stochastic Sign Descent Methods: New Algorithms and Better Theory", ICML 2021, arXiv 1905.12938.
 
-Uniform noise as wide as the update's norm makes the sign unbiased up to a factor: E[m_hat] = alpha m / B. The original
-B = ||m||_2 leaves both probabilities near 1/2, so the FedBAT paper takes B = ||m||_inf; both are here. The step size
-is tuned (Appendix A.2); with `alpha=None` it is B itself, which makes m_hat unbiased, and FedBAT's S at
-alpha = ||m||_inf. B is taken per layer, which the papers leave open. A layer that has not moved sends step size 0.
+Uniform noise as wide as the update's norm makes the sign unbiased up to a factor: E[m_hat] = alpha m / B. As the FedBAT
+paper runs it: on a round's update, without the original's momentum. The original B = ||m||_2 leaves both probabilities
+near 1/2, so the FedBAT paper takes B = ||m||_inf; both are here. The step size is tuned (Appendix A.2); with
+`alpha=None` it is B itself, which makes m_hat unbiased, and FedBAT's S at alpha = ||m||_inf. B is taken per layer,
+which the papers leave open. A layer that has not moved sends step size 0.
 """
 
 from collections.abc import Callable

@@ -6,10 +6,12 @@ updated. Then the largest entries travel. The model must be tested sparse too: t
 
 Decisions where the papers are silent or differ:
 - FedBAT "prunes the model updates", sparsity 97 %: the default is the variant `weights-diff` with `extra` (r_mask) 0.
-- As in SWAT's code the first layer is trained dense; its upload is pruned like every other.
+- As in SWAT's code the first layer (the first compressed tensor of the model) is trained dense; its upload is pruned
+  like every other.
 - The largest entries are found anew in every step; SWAT's code reuses its thresholds for ten steps to save time.
 - Exactly ceil((1 - sparsity) d) entries stay; SWAT's threshold lets ties through.
-- Activations are sparsified over the whole mini-batch tensor, as in SWAT's code, in convolutions and linear layers.
+- Activations are sparsified over the whole mini-batch tensor, as in SWAT's code, in convolution and linear modules;
+  weights used in other ways (embeddings, attention's own projections) are sparse, their inputs are not.
 """
 
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fedbat.binarize import keep_top, straight_through, top_indices
+from fedbat.binarize import keep_top, top_indices
 from fedbat.method import Forward, Local, Method, Step
 from fedbat.parts import Part, Sparse
 from fedbat.settings import check_choice, check_range
@@ -37,6 +39,7 @@ class ZeroFL(Method):
     extra: float = 0.0  # r_mask
     variant: Variant = "weights-diff"  # what is sent, and by whose magnitude it is chosen
     sparse_first_layer: bool = False
+    test_dense: bool = False
 
     def __post_init__(self) -> None:
         check_range("sparsity", self.sparsity, 0, 0.9999, "the paper uses 0.97")
@@ -53,13 +56,11 @@ class ZeroFL(Method):
         return True
 
     def forward(self, w: Tensors, local: Local, u: Tensors) -> Forward:
-        """topk(w + m); the gradient goes to all weights."""
-        dense = {name: w[name] + m for name, m in local.update.items()}
-        sparse = self.evaluate({name: value.detach() for name, value in dense.items()})
-        return Forward({name: straight_through(sparse[name], dense[name]) for name in dense}, {})
+        """topk(w + m)."""
+        return Forward(self._sparse({name: w[name] + m for name, m in local.update.items()}))
 
     def pull_back(self, w: Tensors, local: Local, u: Tensors, seen: Forward, grad: Tensors) -> tuple[Tensors, Tensors]:
-        """Dense gradients, unchanged: the closed form of the straight-through above."""
+        """Dense gradients: they pass straight through to all weights, kept or not."""
         return grad, {}
 
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
@@ -79,7 +80,10 @@ class ZeroFL(Method):
 
     def evaluate(self, w: Tensors) -> Tensors:
         """Tested as trained: sparse."""
-        dense = () if self.sparse_first_layer else (next(iter(w)),)
+        return w if self.test_dense else self._sparse(w)
+
+    def _sparse(self, w: Tensors) -> Tensors:
+        dense = () if self.sparse_first_layer else (next(iter(w), None),)
         return {name: x if name in dense else keep_top(x, 1 - self.sparsity) for name, x in w.items()}
 
     def instrument(self, model: nn.Module, names: list[str]) -> list[RemovableHandle]:
@@ -94,10 +98,12 @@ class ZeroFL(Method):
     def _save_sparse_input(self, module: nn.Module) -> list[RemovableHandle]:
         open_hooks: list[Any] = []
 
-        def before(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        def before(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+            (activations,) = (*args, *kwargs.values())
+
             def pack(saved: Tensor) -> Tensor:
                 # The input may be saved flattened or cast. A weight of the same size is sparse already, so no harm.
-                return keep_top(saved, 1 - self.sparsity) if saved.numel() == inputs[0].numel() else saved
+                return keep_top(saved, 1 - self.sparsity) if saved.numel() == activations.numel() else saved
 
             context = torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved)
             context.__enter__()
@@ -107,6 +113,6 @@ class ZeroFL(Method):
             open_hooks.pop().__exit__(None, None, None)
 
         return [
-            module.register_forward_pre_hook(before),
+            module.register_forward_pre_hook(before, with_kwargs=True),
             module.register_forward_hook(after, always_call=True),
         ]

@@ -1,4 +1,4 @@
-"""The paper's CNN (Table 6), for 28x28 and 32x32 images."""
+"""The paper's CNN (Table 4), for 28x28 and 32x32 images."""
 
 from torch import nn
 

@@ -49,5 +49,5 @@ def resnet10(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
 
 
 def resnet10_narrow(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    """Widths 32 to 256 as in the paper's Table 6."""
+    """Widths 32 to 256 as in the paper's Table 4."""
     return ResNet10(shape, num_classes, (32, 64, 128, 256))
