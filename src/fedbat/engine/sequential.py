@@ -49,9 +49,10 @@ class SequentialEngine:
     def __init__(self, federation: Federation, device: torch.device | str = "cpu") -> None:
         torch.set_num_threads(1)
         self.federation, self.device = federation, torch.device(device)
-        # channels_last is a third faster on CPUs and changes no result beyond rounding.
+        # channels_last is a third faster on CPUs, slower on GPUs in fp32, and changes no result beyond rounding.
+        self._format = torch.channels_last if self.device.type == "cpu" else torch.contiguous_format
         self.model = copy.deepcopy(federation.model).to(self.device)
-        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model.to(memory_format=self._format)  # type: ignore[call-overload]
         self._tensors = tensors_of(self.model, federation.layout)
         data = federation.data
         self._data = dataclasses.replace(
@@ -131,7 +132,7 @@ class SequentialEngine:
                 yield self._normalized(x, data.spec.train_mean, data.spec.train_std), data.y_train[index]
 
     def _normalized(self, x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-        return normalize(x, mean, std).contiguous(memory_format=torch.channels_last)
+        return normalize(x, mean, std).contiguous(memory_format=self._format)
 
     def _load(self, w: Tensors) -> None:
         for name, tensor in self._tensors.items():
