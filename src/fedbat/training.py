@@ -53,7 +53,13 @@ class Upload(NamedTuple):
 
 
 class LocalTraining:
-    """One client in one round, from `begin` to `finish`; the only stateful piece of local training."""
+    """One client in one round: `begin` with the received model, train as usual, `finish`.
+
+    `num_steps` announces how often optimizer.step() will be called (FedBAT's tau). `memory` is what this client's last
+    upload returned (error feedback). `noise` makes the run repeatable: UniformNoise(seed, "noise", round, client), with
+    `device=` where the model is not on the CPU. `context` travels with the upload, for the server to check. Used as a
+    context manager it unhooks itself whatever happens. This is the only stateful piece of local training.
+    """
 
     def __init__(
         self,
@@ -204,26 +210,7 @@ class LocalTraining:
             self._optimizer.state.pop(value, None)
 
 
-def begin(
-    method: Method,
-    model: nn.Module,
-    optimizer: Optimizer,
-    num_steps: int,
-    *,
-    layout: Layout | None = None,
-    memory: Tensors | None = None,
-    noise: Noise | None = None,
-    context: int = 0,
-) -> LocalTraining:
-    """Start local training of the received `model`: train as usual, then call `finish()` on what this returns.
-
-    `num_steps` announces how often optimizer.step() will be called (FedBAT's tau). `memory` is what this client's
-    last upload returned (error feedback). `noise` makes the run repeatable: UniformNoise(seed, "noise", round, client),
-    with `device=` where the model is not on the CPU.
-    """
-    return LocalTraining(
-        method, model, optimizer, num_steps, layout=layout, memory=memory, noise=noise, context=context
-    )
+begin = LocalTraining  # reads better where a round begins: `local = begin(method, model, optimizer, num_steps)`
 
 
 def _report(update: Tensor, sent: Tensor, part: Part) -> LayerReport:
