@@ -199,7 +199,8 @@ def data_list() -> None:
     """List the data sets and where they were found."""
     table = Table(box=None, pad_edge=False)
     for column in ("data set", "train", "test", "classes", "model", "found"):
-        table.add_column(column, justify="right" if column in ("train", "test", "classes") else "left")
+        right = column in ("train", "test", "classes")
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
     for name, spec in DATASETS.items():
         found = spec.source.locate(None)
         where = "downloaded when first used" if found is None else str(next(iter(found.values())).parent)
