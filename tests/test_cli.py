@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from torch import nn
 
 FAST = ["--clients", "20", "--per-round", "2", "--epochs", "1", "--model", "tests.test_simulation:tiny"]
 
@@ -19,6 +20,18 @@ def fedbat(*args, cwd=None, check=None, **environment):
     if check is not None:
         assert done.returncode == check, done.stdout + done.stderr
     return done
+
+
+def no_model(shape, num_classes):
+    return 3
+
+
+def wrong_size(shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 3))
+
+
+def wrong_input(shape, num_classes):
+    return nn.Linear(5, num_classes)
 
 
 def test_run_leaves_a_whole_record(tmp_path):
@@ -82,6 +95,11 @@ def test_interrupt_leaves_a_valid_record(tmp_path):
         (["compare", "--methods", "fedavg,signsgd", "--set", "rho=3"], "fits none of the compared methods"),
         (["compare", "--methods", "fedbat", "--set", "fedbat.rho=x"], "could not be read"),
         (["data", "show", "--out", "nowhere/p.png"], "does not exist"),
+        (["data", "show", "--out", "p.foo"], "expected a file that ends in .png, .svg or .pdf"),
+        (["run", "--model", "tests.test_cli:no_model"], "returned a int, expected an nn.Module"),
+        (["run", "--model", "tests.test_cli:wrong_size"], "gives (2, 3) for two images, expected (2, 10)"),
+        (["run", "--model", "tests.test_cli:wrong_input"], "cannot take images of shape (1, 28, 28)"),
+        (["run", "--out", "/dev/null/x"], "cannot be created"),
     ],
 )
 def test_mistakes_end_in_one_sentence_and_leave_nothing(arguments, sentence, tmp_path):

@@ -213,3 +213,14 @@ entries = st.builds(
 def test_layouts_are_equal_exactly_when_their_hashes_are(one, other):
     assert (Layout(one).hash == Layout(other).hash) == (one == other)
     assert Layout(one).hash == Layout(copy.deepcopy(one)).hash
+
+
+def test_a_pattern_leaves_integer_buffers_and_float_buffers_where_they_belong():
+    """ "head.*" is written for the weights of a head; its BatchNorm counters cannot travel as floats."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    dense = {e.name: e.role for e in layout_of(model, {"*": "dense"})}
+    assert dense["0.weight"] == "dense" and dense["1.num_batches_tracked"] == "max"
+    packed = {e.name: e.role for e in layout_of(model, {"1.*": "compress"})}
+    assert packed["1.weight"] == "compress" and packed["1.running_mean"] == "dense"
+    with pytest.raises(ConfigError, match="holds integers"):
+        layout_of(model, {"1.num_batches_tracked": "dense"})

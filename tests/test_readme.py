@@ -52,8 +52,7 @@ def test_adding_a_method_page_is_true():
     """The page's example works as a method, from a file and a registry line."""
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/adding-a-method.md").read_text(), re.S)
     names = {}
-    header = "from dataclasses import dataclass\nfrom fedbat.binarize import mean_abs, sign_or_coin\n"
-    exec(header + "from fedbat.method import Method\nfrom fedbat.parts import Signs\n" + code, names)
+    exec(code, names)
     from fedbat.method import Local
     from fedbat.streams import UniformNoise
 

@@ -609,6 +609,18 @@ def test_finish_ends_it_once():
         local.finish()
 
 
+def test_mistakes_of_begin_are_named():
+    model, other = mlp(), mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match=r"expected an instance such as fedbat.FedBAT\(\)"):
+        begin(FedBAT, model, optimizer, 3)
+    with pytest.raises(MethodError, match="holds no parameter of this model"):
+        begin(FedBAT(), other, optimizer, 3)
+    with begin(FedBAT(), model, optimizer, 3), pytest.raises(MethodError, match="in a round already"):
+        begin(FedBAT(), model, optimizer, 3)
+    begin(FedBAT(), model, optimizer, 3).finish()
+
+
 def test_num_steps_must_be_positive():
     model = mlp()
     with pytest.raises(ConfigError, match="num_steps=0"):

@@ -1,6 +1,7 @@
 """The command line: parse, call, print."""
 
 import dataclasses
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,12 +113,12 @@ def run(
     federation = prepare(experiment)
     finished = execute(federation, folder, method)
     _print_table({method: finished}, federation)
-    console.print(f"recorded in {folder}")
+    _say(f"recorded in {folder}")
 
 
 @app.command()
 def compare(
-    methods: Annotated[str, typer.Option(help="Comma-separated.")] = "fedavg,fedbat,signsgd",
+    methods: Annotated[str, typer.Option(help=f"Comma-separated, of {', '.join(METHODS)}.")] = "fedavg,fedbat,signsgd",
     dataset: Dataset = "fmnist-mini",
     partition: Partition = "iid",
     clients: Clients = 100,
@@ -179,7 +180,7 @@ def compare(
     curves = {name: Curve([r.accuracy for r in found], [r.uplink_bytes for r in found]) for name, found in done.items()}
     split = f"{partition}, {per_round} of {clients} clients a round, seed {seed}"
     draw_comparison(curves, f"{dataset}, {split}", picture)
-    console.print(f"recorded in {folder}, picture in {picture}", soft_wrap=True)
+    _say(f"recorded in {folder}, picture in {picture}")
 
 
 @app.command()
@@ -233,6 +234,8 @@ def data_show(
     """
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: the folder {out.parent} does not exist; create it or name another")
+    if out.suffix not in (".png", ".svg", ".pdf") or out.is_dir():
+        raise ConfigError(f"--out {out}, expected a file that ends in .png, .svg or .pdf")
     experiment = Experiment(
         dataset=dataset,
         partition=partition,
@@ -246,7 +249,7 @@ def data_show(
     labels_, classes = federation.data.y_train.numpy(), federation.data.spec.num_classes
     counts = np.stack([np.bincount(labels_[index], minlength=classes) for index in federation.split])
     draw_partition(counts, f"{dataset}, {partition}, {clients} clients", out)
-    console.print(f"picture in {out}", soft_wrap=True)
+    _say(f"picture in {out}")
 
 
 def execute(federation: Federation, folder: Path, label: str) -> list[Round]:
@@ -268,7 +271,7 @@ def execute(federation: Federation, folder: Path, label: str) -> list[Round]:
     except KeyboardInterrupt:
         status = "interrupted"
         where = f"recorded in {folder}" if record.rounds else "nothing recorded"
-        console.print(f"interrupted after {len(record.rounds)} rounds, {where}", soft_wrap=True)
+        _say(f"interrupted after {len(record.rounds)} rounds, {where}")
         raise typer.Exit(_INTERRUPTED) from None
     finally:
         record.close(status, state)
@@ -277,6 +280,7 @@ def execute(federation: Federation, folder: Path, label: str) -> list[Round]:
 
 def main() -> None:
     """Entry point: the user's mistakes end in one sentence, not in a traceback."""
+    sys.path.insert(0, os.getcwd())  # so that --model finds a module of the folder one works in
     with _one_sentence_errors():
         app()
 
@@ -294,7 +298,7 @@ def _print_table(done: dict[str, list[Round]], federation: Federation) -> None:
     table = Table(box=None, pad_edge=False)
     columns = ("method", "best", "last", "last 10", "uplink", "vs FedAvg", "bit/param", "seconds")
     for column in columns:
-        table.add_column(column, justify="left" if column == "method" else "right")
+        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
     dense = dense_upload_bytes(federation.layout)
     for name, found in done.items():
         s: dict[str, Any] = summarize(federation, found)
@@ -307,6 +311,10 @@ def _print_table(done: dict[str, list[Round]], federation: Federation) -> None:
             f"{s['seconds']:.0f}",
         )
     console.print(table)
+
+
+def _say(text: str) -> None:
+    console.print(escape(text), soft_wrap=True)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -1,11 +1,13 @@
 """What is to be run, as one frozen value, and everything it stands for: data, split, model, method."""
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -110,5 +112,18 @@ def prepare(experiment: Experiment, data_root: Path | None = None) -> Federation
     )
     seed = stream_seed(experiment.seed, "init")
     model = build_model(experiment.model, data.spec.shape, data.spec.num_classes, seed)
+    _check_model(model, experiment.model, data)
     method = make_method(experiment.method, experiment.settings)
     return Federation(experiment, method, data, split, model, layout_of(model))
+
+
+def _check_model(model: nn.Module, name: str, data: Dataset) -> None:
+    """Two images must give two rows of class scores."""
+    expected = (2, data.spec.num_classes)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            found = tuple(copy.deepcopy(model).eval()(torch.zeros(2, *data.spec.shape)).shape)
+    except Exception as error:
+        raise ConfigError(f"--model {name} cannot take images of shape {data.spec.shape}: {error}") from error
+    if found != expected:
+        raise ConfigError(f"--model {name} gives {found} for two images, expected {expected}: a score for each class")

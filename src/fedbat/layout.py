@@ -75,8 +75,9 @@ def layout_of(model: nn.Module, roles: Mapping[str, Role] | None = None) -> Layo
     for name, tensor, role in _tensors_with_default_role(model):
         for pattern, wanted in (roles or {}).items():
             if fnmatchcase(name, pattern):
-                role = wanted
                 unused.discard(pattern)
+                if name == pattern or _fits(tensor, wanted):
+                    role = wanted
         if role != "skip":
             _check(name, tensor, role)
             entries.append(Entry(name, role, tensor.dtype, tensor.shape))
@@ -106,6 +107,13 @@ def _tensors_with_default_role(model: nn.Module) -> Iterator[tuple[str, Tensor, 
     for name, buffer in model.named_buffers():
         if name in persistent:
             yield name, buffer, "dense" if buffer.is_floating_point() else "max"
+
+
+def _fits(tensor: Tensor, role: Role) -> bool:
+    """Whether a pattern such as "head.*" may give this role: its integer buffers cannot travel as floats."""
+    if role == "compress":
+        return isinstance(tensor, nn.Parameter)
+    return role != "dense" or tensor.is_floating_point()
 
 
 def _check(name: str, tensor: Tensor, role: Role) -> None:

@@ -203,6 +203,7 @@ class Levels(Part):
     @classmethod
     def of(cls, levels: Tensor, scale: Tensor, width: int) -> Self:
         """From integer-valued levels in [-s, s]."""
+        assert 2 <= width <= 8, width
         codes = (levels.reshape(-1) + num_steps(width)).to(torch.uint8)
         return cls(codes, scale.detach().to(torch.float32), width)
 
@@ -329,7 +330,7 @@ def _float_bits(value: Tensor) -> int:
 def _scale(word: int) -> Tensor:
     (value,) = struct.unpack("<f", struct.pack("<I", word))
     if not math.isfinite(value) or math.copysign(1.0, value) < 0:
-        raise WireError(f"step size {value}, expected a finite number >= 0; the sender's training diverged or it lies")
+        raise WireError(f"step size {value}, expected a finite number >= 0; the sender's training diverged")
     return torch.tensor(value, dtype=torch.float32, device="cpu")
 
 

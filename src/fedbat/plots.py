@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedbat.view import megabytes
 
@@ -47,6 +47,7 @@ def draw_comparison(curves: Mapping[str, Curve], title: str, path: Path) -> None
         for axes, x in ((by_round, range(1, len(percent) + 1)), (by_bytes, sent)):
             axes.plot(x, percent, color=color, label=label, lw=1.8, marker="o", ms=3 if len(percent) < 40 else 0)
     by_round.set(xlabel="round", ylabel="test accuracy, %")
+    by_round.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     by_bytes.set(xlabel="sent by all clients so far", xscale="log")
     by_bytes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: megabytes(value)))
     by_bytes.minorticks_off()

@@ -27,17 +27,20 @@ from fedbat.simulation import Round, State
 
 
 class RunRecord:
-    """The folder of one run, created with its first round."""
+    """The folder of one run; removed again if not even one round was done."""
 
     def __init__(self, folder: Path, federation: Federation) -> None:
         check_free(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--out {folder} cannot be created ({error.strerror}); name another folder") from None
         self.folder, self.federation = folder, federation
         self.rounds: list[Round] = []
         self._provenance = provenance()
 
     def add(self, round_: Round) -> None:
         """Append a round; what is on disk stays valid if the process dies right after."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         self.rounds.append(round_)
         line = json.dumps(_jsonable(round_line(round_)), allow_nan=False)
         with (self.folder / "rounds.jsonl").open("a") as file:
@@ -47,6 +50,7 @@ class RunRecord:
     def close(self, status: str, state: State) -> None:
         """Write the final summary ("finished", "interrupted" or "failed") and the model."""
         if not self.rounds:
+            self.folder.rmdir()
             return
         model = copy.deepcopy(self.federation.model)
         with torch.no_grad():
@@ -64,7 +68,9 @@ class RunRecord:
 
 def check_free(folder: Path) -> None:
     """Refuse a folder that already holds something."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.is_file():
+        raise ConfigError(f"--out {folder} is a file, expected a new folder; name another")
+    if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"--out {folder} already exists and is not empty; name a new folder or remove this one")
 
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, NamedTuple, Self
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +53,9 @@ class Upload(NamedTuple):
         return self.payload.to_bytes()
 
 
+_HOOKED: WeakSet[Optimizer] = WeakSet()  # two rounds at once on one optimizer would pull gradients back twice
+
+
 class LocalTraining:
     """One client in one round: `begin` with the received model, train as usual, `finish`.
 
@@ -73,11 +77,20 @@ class LocalTraining:
         noise: Noise | None = None,
         context: int = 0,
     ) -> None:
+        if not isinstance(method, Method):
+            raise ConfigError(f"method is {method!r}, expected an instance such as fedbat.FedBAT()")
+        in_optimizer = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not any(id(p) in in_optimizer for p in model.parameters()):
+            raise MethodError("the optimizer holds no parameter of this model; make it from model.parameters()")
+        if optimizer in _HOOKED:
+            raise MethodError("this optimizer is in a round already; call finish() or leave its `with` block first")
         if num_steps < 1:
             raise ConfigError(f"num_steps={num_steps}, expected the number of optimizer steps to come, at least 1")
         self.method, self.layout, self.context = method, layout or layout_of(model), context
         self.memory = memory or {}
         self.step = Step(0, num_steps)
+        # What lies where: `_start` and `_w` what was received (w), `_latent` w + m while the parameters' own memory,
+        # `_live`, holds what the method computes with (w + S); the parameters point at one of the last two.
         self._live = tensors_of(model, self.layout)
         self._start = {name: tensor.clone() for name, tensor in self._live.items()}
         names = [entry.name for entry in self.layout.compressed]
@@ -90,6 +103,7 @@ class LocalTraining:
         self._u: Tensors = {}
         self._optimizer = optimizer
         self._add_learnables()
+        _HOOKED.add(optimizer)
         self._handles = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -132,7 +146,7 @@ class LocalTraining:
         """Unhook, so that model and optimizer are the user's own again; without `finish`, the model holds w + m."""
         if self._handles:
             self._release()
-            self._leave_altered()
+            self._restore_latent()
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         will_alter = self.method.alters_forward(Step(self.step.total, self.step.total))
@@ -162,7 +176,7 @@ class LocalTraining:
         """Let the parameters hold what the method wants the next forward pass to compute with."""
         if not self._w or not self.method.alters_forward(self.step):
             if self._seen is not None:
-                self._leave_altered()
+                self._restore_latent()
             return
         if not self._latent:  # from now on w + m needs a place of its own
             self._latent = {name: p.detach().clone() for name, p in self._parameters.items()}
@@ -175,7 +189,7 @@ class LocalTraining:
             self._live[name].copy_(weights)
 
     @torch.no_grad()
-    def _leave_altered(self) -> None:
+    def _restore_latent(self) -> None:
         """Let the parameters hold w + m again."""
         self._point_at_live()
         for name, latent in self._latent.items():
@@ -202,6 +216,7 @@ class LocalTraining:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        _HOOKED.discard(self._optimizer)
         self._point_at_live()
         learned = {id(value) for value in self._local.learned.values()}
         for group in self._optimizer.param_groups:

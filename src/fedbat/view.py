@@ -11,8 +11,10 @@ from fedbat.simulation import Round
 
 
 def megabytes(num_bytes: float) -> str:
-    """Bytes in MB, with the digits that matter."""
+    """Bytes in MB (few of them in kB), with the digits that matter."""
     value = num_bytes / 1e6
+    if value < 0.1:
+        return f"{1e3 * value:.3g} kB"
     return f"{value:.3g} MB" if value < 100 else f"{value:,.0f} MB"
 
 

@@ -37,7 +37,7 @@ def draw_partition(counts: NDArray[np.int64], title: str, path: Path) -> None:
         cmap=LinearSegmentedColormap.from_list("shades", _SHADES),
         norm=PowerNorm(0.5, vmin=0, vmax=counts.max()),
         edgecolors="white",
-        linewidth=1.0 if few_cells else 0.2,
+        linewidth=1.0 if few_cells else 0.2 if num_clients <= 100 else 0.0,
     )
     bars.barh(np.arange(num_clients), sizes, height=0.7 if few_clients else 1.0, color=_SHADES[1])
     bars.margins(x=0.35 if few_clients else 0.05)

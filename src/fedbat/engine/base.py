@@ -12,7 +12,7 @@ class ClientResult(NamedTuple):
 
     client: int
     upload: bytes
-    memory: Tensors  # kept for this client until it is sampled again
+    memory: Tensors  # on the CPU, kept for this client until it is sampled again
     num_samples: int
     train_loss: float  # mean over the local steps
     nbits: int  # of the method's own parts, without headers and dense rest

@@ -24,7 +24,7 @@ def build_model(name: str, shape: tuple[int, int, int], num_classes: int, seed: 
     builder = MODELS[name] if name in MODELS else _import(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = builder(shape, num_classes)
+        model = _built(name, builder, shape, num_classes)
         if name in MODELS:
             for parameter in model.parameters():
                 if parameter.dim() > 1:
@@ -32,9 +32,23 @@ def build_model(name: str, shape: tuple[int, int, int], num_classes: int, seed: 
     return model
 
 
-def _import(name: str) -> Builder:
-    module, _, function = name.partition(":")
+def _built(name: str, builder: Builder, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
     try:
+        model = builder(shape, num_classes)
+    except TypeError as error:
+        raise ConfigError(
+            f"model {name!r} could not be built ({error}); it is called with (C, H, W), classes"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model {name!r} returned a {type(model).__name__}, expected an nn.Module")
+    return model
+
+
+def _import(name: str) -> Builder:
+    module, colon, function = name.partition(":")
+    try:
+        if not colon:
+            raise ImportError("no function after a ':'")
         builder: Builder = getattr(import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
