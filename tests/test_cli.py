@@ -100,6 +100,8 @@ def test_interrupt_leaves_a_valid_record(tmp_path):
         (["run", "--model", "tests.test_cli:wrong_size"], "gives (2, 3) for two images, expected (2, 10)"),
         (["run", "--model", "tests.test_cli:wrong_input"], "cannot take images of shape (1, 28, 28)"),
         (["run", "--out", "/dev/null/x"], "cannot be created"),
+        (["run", "--engine", "nope"], "unknown engine 'nope'; choose from auto, sequential, cuda"),
+        (["run", "--precision", "fp8"], "choose from fp32, tf32, bf16"),
     ],
 )
 def test_mistakes_end_in_one_sentence_and_leave_nothing(arguments, sentence, tmp_path):

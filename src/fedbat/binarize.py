@@ -117,7 +117,7 @@ def _in_storage_order(x: Tensor, like: Tensor) -> Tensor:
 def _probability(m: Tensor, alpha: Tensor) -> Tensor:
     """Of +1, before clipping to [0, 1]."""
     # Divide, don't multiply by 1/alpha: a correctly rounded m/alpha >= 1 makes m > alpha certain, as Eq. 6 says.
-    return torch.add(m.new_tensor(0.5), m / _divisor(alpha), alpha=0.5)
+    return torch.add(m.new_full((), 0.5), m / _divisor(alpha), alpha=0.5)
 
 
 def _divisor(alpha: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import numpy as np
 import typer
@@ -16,6 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedbat.data import DATASETS, PARTITIONS, draw_partition
+from fedbat.engine import ENGINES, check_engine, make_engine
+from fedbat.engine.cuda import Precision
 from fedbat.errors import ConfigError, DataError, FedbatError
 from fedbat.experiment import Experiment, Federation, prepare
 from fedbat.methods import METHODS, make_method
@@ -59,6 +61,9 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A method's hyper-parameter; see [bold]fedbat methods[/]."),
 ]
+EngineName = Annotated[str, typer.Option("--engine", help=f"One of {', '.join(ENGINES)}; auto takes a GPU if any.")]
+Device = Annotated[str | None, typer.Option(help="For the sequential engine: cpu or cuda.", show_default=False)]
+PrecisionName = Annotated[str, typer.Option("--precision", help="Of the cuda engine: fp32, tf32 or bf16.")]
 Out = Annotated[Path | None, typer.Option(help="Folder to write, new. Default: under runs/.", show_default=False)]
 
 
@@ -79,6 +84,9 @@ def run(
     seed: Seed = 0,
     partition_seed: PartitionSeed = 1234,
     settings: Settings = None,
+    engine: EngineName = "auto",
+    device: Device = None,
+    precision: PrecisionName = "fp32",
     out: Out = None,
 ) -> None:
     """Run one method and record it.
@@ -110,8 +118,9 @@ def run(
     )
     folder = out or _default_folder(f"{dataset}-{partition}-{method}")
     check_free(folder)
+    check_engine(engine, device, precision)
     federation = prepare(experiment)
-    finished = execute(federation, folder, method)
+    finished = execute(federation, folder, method, engine, device, precision)
     _print_table({method: finished}, federation)
     _say(f"recorded in {folder}")
 
@@ -133,6 +142,9 @@ def compare(
     seed: Seed = 0,
     partition_seed: PartitionSeed = 1234,
     settings: Settings = None,
+    engine: EngineName = "auto",
+    device: Device = None,
+    precision: PrecisionName = "fp32",
     out: Out = None,
 ) -> None:
     """Run several methods on the same split, initial weights, sampled clients and batches: a table and a picture.
@@ -171,10 +183,11 @@ def compare(
     experiments = [dataclasses.replace(base, method=name, settings=per_method[name]) for name in names]
     folder = out or _default_folder(f"{dataset}-{partition}-compare")
     check_free(folder)
+    check_engine(engine, device, precision)
     federations = {experiment.method: prepare(experiment) for experiment in experiments}
     done: dict[str, list[Round]] = {}
     for name, federation in federations.items():
-        done[name] = execute(federation, folder / name, name)
+        done[name] = execute(federation, folder / name, name, engine, device, precision)
     _print_table(done, federation)
     picture = folder / "compare.png"
     curves = {name: Curve([r.accuracy for r in found], [r.uplink_bytes for r in found]) for name, found in done.items()}
@@ -252,12 +265,13 @@ def data_show(
     _say(f"picture in {out}")
 
 
-def execute(federation: Federation, folder: Path, label: str) -> list[Round]:
+def execute(
+    federation: Federation, folder: Path, label: str, engine_name: str, device: str | None, precision: str
+) -> list[Round]:
     """Run with a live view and a record; Ctrl-C leaves the rounds done so far, recorded."""
-    from fedbat.engine.sequential import SequentialEngine
-
     assert federation.experiment.rounds is not None
-    record, engine, start = RunRecord(folder, federation), SequentialEngine(federation), initial_state(federation)
+    engine, start = make_engine(federation, engine_name, device, cast(Precision, precision)), initial_state(federation)
+    record = RunRecord(folder, federation, {"name": type(engine).__name__, "precision": precision})
     num_parameters = sum(p.numel() for p in federation.model.parameters())
     view = RunView(console, label, federation.experiment.rounds, federation.experiment.per_round, num_parameters)
     status, state = "failed", start

@@ -29,7 +29,7 @@ from fedbat.simulation import Round, State
 class RunRecord:
     """The folder of one run; removed again if not even one round was done."""
 
-    def __init__(self, folder: Path, federation: Federation) -> None:
+    def __init__(self, folder: Path, federation: Federation, engine: dict[str, str] | None = None) -> None:
         check_free(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ class RunRecord:
             raise ConfigError(f"--out {folder} cannot be created ({error.strerror}); name another folder") from None
         self.folder, self.federation = folder, federation
         self.rounds: list[Round] = []
-        self._provenance = provenance()
+        self._provenance = provenance() | {"engine": engine}
 
     def add(self, round_: Round) -> None:
         """Append a round; what is on disk stays valid if the process dies right after."""
@@ -117,7 +117,12 @@ def provenance() -> dict[str, Any]:
             "numpy": np.__version__,
         },
         "git_revision": _git_revision(),
-        "machine": {"system": platform.platform(), "processor": platform.machine(), "cpus": os.cpu_count()},
+        "machine": {
+            "system": platform.platform(),
+            "processor": platform.machine(),
+            "cpus": os.cpu_count(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
     }
 
 

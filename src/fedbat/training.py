@@ -94,7 +94,7 @@ class LocalTraining:
         self._live = tensors_of(model, self.layout)
         self._start = {name: tensor.clone() for name, tensor in self._live.items()}
         names = [entry.name for entry in self.layout.compressed]
-        self._w = {name: _wide(self._start[name]) for name in names}
+        self._w = {name: wide(self._start[name]) for name in names}
         self._parameters = {name: p for name, p in model.named_parameters() if name in self._w}
         self._noise = noise or UniformNoise(secrets.randbits(63), "local", device=_device(self._live))
         self._local = Local({}, {k: nn.Parameter(x) for k, x in method.learnables(self._w).items()})
@@ -125,9 +125,9 @@ class LocalTraining:
         rest: Tensors = {}
         for entry in self.layout.rest:
             now, start = self._live[entry.name], self._start[entry.name]
-            rest[entry.name] = now.clone() if entry.role == "max" else _wide(now) - _wide(start)
+            rest[entry.name] = now.clone() if entry.role == "max" else wide(now) - wide(start)
             if entry.role == "dense":
-                now.copy_(_wide(start) + rest[entry.name])
+                now.copy_(wide(start) + rest[entry.name])
         layers = {}
         for name, part in parts.items():
             sent = part.unpack().to(update[name].dtype).view(update[name].shape)
@@ -157,7 +157,7 @@ class LocalTraining:
             )
         if self._seen is None:
             return
-        grad = {name: _wide(p.grad) for name, p in self._parameters.items() if p.grad is not None}
+        grad = {name: wide(p.grad) for name, p in self._parameters.items() if p.grad is not None}
         grads, learned = self.method.pull_back(self._w, self._local, self._u, self._seen, grad)
         for name, parameter in self._parameters.items():
             parameter.data = self._latent[name]
@@ -199,7 +199,7 @@ class LocalTraining:
     def _update(self) -> Tensors:
         """m: where training stands minus where it started."""
         trained = self._latent or self._live
-        return {name: _wide(trained[name]) - start for name, start in self._w.items()}
+        return {name: wide(trained[name]) - start for name, start in self._w.items()}
 
     def _point_at_live(self) -> None:
         for name, parameter in self._parameters.items():
@@ -235,7 +235,7 @@ def _report(update: Tensor, sent: Tensor, part: Part) -> LayerReport:
     return LayerReport(float(error), part.step, clipped)
 
 
-def _wide(tensor: Tensor) -> Tensor:
+def wide(tensor: Tensor) -> Tensor:
     """At least float32, in which updates are encoded; weights kept in half precision still train in theirs."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
