@@ -54,11 +54,10 @@ class Experiment:
             )
         if not 0 < self.lr < float("inf"):
             raise ConfigError(f"--lr is {self.lr}, expected a positive number; the paper uses 0.1")
-        if self.seed < 0 or not 0 <= self.partition_seed < 2**32:
-            raise ConfigError(
-                f"--seed is {self.seed} and --partition-seed {self.partition_seed}, expected whole numbers of at "
-                "least 0 (and below 2^32 for --partition-seed)"
-            )
+        if self.seed < 0:
+            raise ConfigError(f"--seed is {self.seed}, expected a whole number of at least 0")
+        if not 0 <= self.partition_seed < 2**32:
+            raise ConfigError(f"--partition-seed is {self.partition_seed}, expected a whole number from 0 to 2^32 - 1")
         make_method(self.method, self.settings)
 
     def resolved(self) -> "Experiment":

@@ -46,9 +46,10 @@ class RunView:
         self._uplink += round_.uplink_bytes
         done = round_.index + 1
         bits = 8 * round_.uplink_bytes / len(round_.clients) / self.num_parameters
+        unit = "bit" if self.console.is_terminal and self.console.width < 90 else "bit/param"
         figures = (
             f"round {done}/{self.num_rounds}  acc {100 * round_.accuracy:.1f} %  loss {round_.loss:.3f}  "
-            f"up {megabytes(self._uplink)}  {bits:.2f} bit/param"
+            f"up {megabytes(self._uplink)}  {bits:.2f} {unit}"
         )
         self._progress.update(self._task, completed=done * self.per_round, figures=figures)
         if not self.console.is_terminal:

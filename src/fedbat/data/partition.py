@@ -151,7 +151,8 @@ def _deal(
 def _check_clients(labels: Labels, num_clients: int) -> None:
     if not 1 <= num_clients <= len(labels):
         raise ConfigError(
-            f"got {num_clients} clients for {len(labels)} samples, expected 1 to as many; change num_clients"
+            f"got {num_clients} clients for {len(labels)} samples, expected 1 to {len(labels)}; "
+            "change the number of clients"
         )
 
 
@@ -161,8 +162,8 @@ def _check_labels_per_client(labels: Labels, num_clients: int, labels_per_client
     classes = np.unique(labels)
     if not 1 <= labels_per_client <= len(classes):
         raise ConfigError(
-            f"got {labels_per_client} labels per client for {len(classes)} classes, expected 1 to as many; "
-            "change labels_per_client"
+            f"got {labels_per_client} labels per client for {len(classes)} classes, expected 1 to {len(classes)}; "
+            "change the number of labels per client"
         )
     if num_clients * labels_per_client < len(classes):
         raise DataError(
