@@ -171,7 +171,7 @@ def machine() -> dict:
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
         "python": platform.python_version(),
-        "command": " ".join(sys.argv),
+        "command": " ".join(Path(word).name if word.startswith("/") else word for word in sys.argv),  # no local paths
     }
 
 
