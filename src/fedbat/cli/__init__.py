@@ -1,0 +1,60 @@
+"""The command line: parse, call, print."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from fedbat.cli.listing import data_list, data_show, methods
+from fedbat.cli.options import console
+from fedbat.cli.runs import compare, run
+from fedbat.errors import ConfigError, DataError, FedbatError
+from fedbat.records import package_version
+
+app = typer.Typer(
+    help="Federated learning that sends one bit per weight.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Data sets and who holds which part of them.", no_args_is_help=True)
+for command in (run, compare, methods):
+    app.command()(command)
+app.add_typer(data_app, name="data")
+data_app.command("list")(data_list)
+data_app.command("show")(data_show)
+
+
+def main() -> None:
+    """Entry point: the user's mistakes end in one sentence, not in a traceback."""
+    sys.path.insert(0, os.getcwd())  # so that --model finds a module of the folder one works in
+    with _one_sentence_errors():
+        app()
+
+
+@contextmanager
+def _one_sentence_errors() -> Iterator[None]:
+    try:
+        yield
+    except FedbatError as error:
+        Console(stderr=True).print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+        sys.exit(2 if isinstance(error, ConfigError | DataError) else 1)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"fedbat {package_version()}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Federated learning that sends one bit per weight."""

@@ -1,0 +1,87 @@
+"""`fedbat methods`, `fedbat data list` and `fedbat data show`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from fedbat.cli.options import Beta, Clients, Dataset, Labels, Partition, PartitionSeed, console, say
+from fedbat.data import DATASETS, draw_partition
+from fedbat.errors import ConfigError
+from fedbat.experiment import Experiment, prepare
+from fedbat.methods import METHODS
+from fedbat.settings import show
+
+
+def methods() -> None:
+    """List the methods, what they send, and their hyper-parameters."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("method", "what it does", "--set"):
+        table.add_column(column, no_wrap=column == "method")
+    for name, kind in METHODS.items():
+        defaults = (f"{field.name}={show(field.default)}" for field in dataclasses.fields(kind))
+        table.add_row(name, escape(_first_line(kind)), " ".join(defaults))
+    console.print(table)
+
+
+def data_list() -> None:
+    """List the data sets and where they were found."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("data set", "train", "test", "classes", "model", "found"):
+        right = column in ("train", "test", "classes")
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    for name, spec in DATASETS.items():
+        found = spec.source.locate(None)
+        where = "downloaded when first used" if found is None else str(next(iter(found.values())).parent)
+        table.add_row(
+            name,
+            f"{spec.num_train:,}",
+            f"{spec.num_test:,}",
+            str(spec.num_classes),
+            spec.default_model,
+            where,
+        )
+    console.print(table)
+
+
+def data_show(
+    dataset: Dataset = "fmnist-mini",
+    partition: Partition = "dirichlet",
+    clients: Clients = 100,
+    beta: Beta = None,
+    labels: Labels = None,
+    partition_seed: PartitionSeed = 1234,
+    out: Annotated[Path, typer.Option(help="Picture to write (.png, .svg, .pdf).")] = Path("partition.png"),
+) -> None:
+    """Draw how many samples of each class every client holds.
+
+    [bold]Example[/]
+
+      fedbat data show --partition labels --clients 20 --out labels.png
+    """
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: the folder {out.parent} does not exist; create it or name another")
+    if out.suffix not in (".png", ".svg", ".pdf") or out.is_dir():
+        raise ConfigError(f"--out {out}, expected a file that ends in .png, .svg or .pdf")
+    experiment = Experiment(
+        dataset=dataset,
+        partition=partition,
+        clients=clients,
+        per_round=1,
+        beta=beta,
+        labels=labels,
+        partition_seed=partition_seed,
+    )
+    federation = prepare(experiment)
+    labels_, classes = federation.data.y_train.numpy(), federation.data.spec.num_classes
+    counts = np.stack([np.bincount(labels_[index], minlength=classes) for index in federation.split])
+    draw_partition(counts, f"{dataset}, {partition}, {clients} clients", out)
+    say(f"picture in {out}")
+
+
+def _first_line(kind: type) -> str:
+    return (kind.__doc__ or "").strip().splitlines()[0]

@@ -1,0 +1,55 @@
+"""What the commands share: their options, the console, and how to say things on it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from fedbat.data import DATASETS, PARTITIONS
+from fedbat.engine import ENGINES
+from fedbat.errors import ConfigError
+from fedbat.models import MODELS
+
+console = Console()
+
+INTERRUPTED = 130  # what shells expect after Ctrl-C
+
+Dataset = Annotated[str, typer.Option(help=f"One of {', '.join(DATASETS)}.")]
+Partition = Annotated[str, typer.Option(help=f"One of {', '.join(PARTITIONS)}.")]
+Clients = Annotated[int, typer.Option(help="Number of clients N.")]
+PerRound = Annotated[int, typer.Option(help="Clients sampled in each round, K.")]
+Rounds = Annotated[int | None, typer.Option(help="Rounds R. Default: 100, for ResNets 200.", show_default=False)]
+Epochs = Annotated[int, typer.Option(help="Local epochs E.")]
+BatchSize = Annotated[int, typer.Option(help="Local batch size.")]
+LearningRate = Annotated[float, typer.Option("--lr", help="Local learning rate of plain SGD.")]
+Model = Annotated[
+    str | None,
+    typer.Option(help=f"One of {', '.join(MODELS)}, or your own as package.module:function. Default: the data set's."),
+]
+Beta = Annotated[float | None, typer.Option(help="Of the Dirichlet partition. Default: 0.3, for cifar100 0.1.")]
+Labels = Annotated[int | None, typer.Option(help="Per client, in label partitions. Default: 3, for cifar100 10.")]
+Seed = Annotated[int, typer.Option(help="Of everything but the split.")]
+PartitionSeed = Annotated[int, typer.Option(help="Of the split; 1234 is the authors'.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A method's hyper-parameter; see [bold]fedbat methods[/]."),
+]
+EngineName = Annotated[str, typer.Option("--engine", help=f"One of {', '.join(ENGINES)}; auto takes a GPU if any.")]
+Device = Annotated[str | None, typer.Option(help="For the sequential engine: cpu or cuda.", show_default=False)]
+PrecisionName = Annotated[str, typer.Option("--precision", help="Of the cuda engine: fp32, tf32 or bf16.")]
+Out = Annotated[Path | None, typer.Option(help="Folder to write, new. Default: under runs/.", show_default=False)]
+
+
+def say(text: str) -> None:
+    """Print one line as it is."""
+    console.print(escape(text), soft_wrap=True)
+
+
+def pair(text: str) -> tuple[str, str]:
+    """NAME=VALUE, taken apart."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise ConfigError(f"--set {text!r}, expected NAME=VALUE such as rho=6")
+    return name.strip(), value.strip()
