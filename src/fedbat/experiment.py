@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,7 +81,7 @@ class Federation:
     experiment: Experiment
     method: Method
     data: Dataset
-    split: list[NDArray[np.int64]]  # sample indices per client
+    split: Sequence[NDArray[np.int64]]  # sample indices per client
     model: nn.Module  # holds the initial weights
     layout: Layout
 

@@ -78,10 +78,11 @@ def summarize(federation: Federation, rounds: list[Round]) -> dict[str, Any]:
     """The figures of a run from its rounds."""
     accuracies = [round_.accuracy for round_ in rounds]
     client_rounds = sum(len(round_.clients) for round_ in rounds)
-    uplink = sum(round_.uplink_bytes for round_ in rounds) / client_rounds
+    uploads = sum(round_.num_uploads for round_ in rounds)
+    uplink = sum(round_.uplink_bytes for round_ in rounds) / uploads
     num_parameters = sum(p.numel() for p in federation.model.parameters())
     num_compressed = sum(entry.numel for entry in federation.layout.compressed)
-    nbits = sum(round_.uplink_nbits for round_ in rounds) / client_rounds
+    nbits = sum(round_.uplink_nbits for round_ in rounds) / uploads
     return {
         "config": dataclasses.asdict(federation.experiment),
         "method_settings": federation.method.settings(),

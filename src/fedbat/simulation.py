@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedbat.engine.base import ClientResult, Engine
-from fedbat.errors import WireError
+from fedbat.engine.base import ClientResult, Engine, Lost
+from fedbat.errors import MethodError, WireError
 from fedbat.experiment import Federation
 from fedbat.layout import tensors_of
 from fedbat.server import Aggregator
@@ -23,12 +23,18 @@ class Round:
     accuracy: float
     loss: float
     train_loss: float  # mean over clients
-    clients: list[int]
+    clients: list[int]  # that were sampled
+    lost: dict[int, str]  # those of them whose work could not be done, and why
     uplink_bytes: int  # of all clients together
     uplink_nbits: int  # of the method's own parts
     downlink_bytes: int
     layers: dict[str, LayerReport]  # mean over clients
     seconds: float
+
+    @property
+    def num_uploads(self) -> int:
+        """Clients that sent something."""
+        return len(self.clients) - len(self.lost)
 
 
 class State(NamedTuple):
@@ -51,10 +57,15 @@ def rounds(
     assert federation.experiment.rounds is not None
     for index in range(federation.experiment.rounds):
         start = time.perf_counter()
-        clients, results, uplink_bytes = federation.sampled(index), [], 0
+        clients, lost, uplink_bytes = federation.sampled(index), dict[int, str](), 0
+        results: list[ClientResult] = []
         aggregator = Aggregator(federation.method, federation.layout, state.w)
         memories = dict(state.memories)
         for result in engine.train(state.w, index, clients, state.memories):
+            if isinstance(result, Lost):
+                lost[result.client] = result.reason
+                on_client()
+                continue
             try:
                 payload = Payload.from_bytes(result.upload, federation.layout, context=index)
             except WireError as error:
@@ -67,6 +78,8 @@ def rounds(
             uplink_bytes += len(result.upload)
             results.append(result._replace(upload=b"", memory={}))  # what was added is forgotten
             on_client()
+        if not results:
+            raise MethodError(f"round {index + 1}: no client finished; {'; '.join(lost.values())}")
         state = State(aggregator.result(), memories)
         accuracy, loss = engine.evaluate(state.w)
         yield (
@@ -76,6 +89,7 @@ def rounds(
                 loss=loss,
                 train_loss=sum(r.train_loss for r in results) / len(results),
                 clients=clients,
+                lost=lost,
                 uplink_bytes=uplink_bytes,
                 uplink_nbits=sum(r.nbits for r in results),
                 downlink_bytes=len(clients) * sum(entry.nbytes for entry in federation.layout),

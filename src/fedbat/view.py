@@ -5,6 +5,7 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedbat.simulation import Round
@@ -43,9 +44,11 @@ class RunView:
 
     def round(self, round_: Round) -> None:
         """A round has finished."""
+        for client, reason in round_.lost.items():
+            self.console.print(f"[yellow]round {round_.index + 1} went on without client {client}:[/] {escape(reason)}")
         self._uplink += round_.uplink_bytes
         done = round_.index + 1
-        bits = 8 * round_.uplink_bytes / len(round_.clients) / self.num_parameters
+        bits = 8 * round_.uplink_bytes / round_.num_uploads / self.num_parameters
         unit = "bit" if self.console.is_terminal and self.console.width < 90 else "bit/param"
         figures = (
             f"round {done}/{self.num_rounds}  acc {100 * round_.accuracy:.1f} %  loss {round_.loss:.3f}  "

@@ -19,6 +19,13 @@ class ClientResult(NamedTuple):
     layers: dict[str, LayerReport]
 
 
+class Lost(NamedTuple):
+    """A client whose work could not be done; the round goes on without it."""
+
+    client: int
+    reason: str
+
+
 class Evaluation(NamedTuple):
     """How the global model does on the test set."""
 
@@ -31,10 +38,14 @@ class Engine(Protocol):
 
     def train(
         self, w: Tensors, round_: int, clients: list[int], memories: Mapping[int, Tensors]
-    ) -> Iterator[ClientResult]:
-        """The results of these clients, in this order, each starting from w and its own memory."""
+    ) -> Iterator[ClientResult | Lost]:
+        """What became of these clients, in this order, each starting from w and its own memory."""
         ...
 
     def evaluate(self, w: Tensors) -> Evaluation:
         """Test the global tensors w."""
+        ...
+
+    def close(self) -> None:
+        """Give back whatever outlives a round; no call may follow."""
         ...

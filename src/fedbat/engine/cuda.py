@@ -100,6 +100,9 @@ class CudaEngine:
         correct, loss = (value / len(self.federation.data.y_test) for value in self._score.tolist())
         return Evaluation(correct, loss)
 
+    def close(self) -> None:
+        """Nothing to give back."""
+
     def plan(self, client: int) -> list[Kind]:
         """The kinds of this client's steps, in order."""
         if client not in self._plans:

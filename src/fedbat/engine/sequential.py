@@ -70,6 +70,9 @@ class SequentialEngine:
         for client in clients:
             yield self._train_one(w, round_, client, memories.get(client, {}))
 
+    def close(self) -> None:
+        """Nothing to give back."""
+
     def _train_one(self, w: Tensors, round_: int, client: int, memory: Tensors) -> ClientResult:
         federation, experiment = self.federation, self.federation.experiment
         seed = experiment.seed
