@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+PEERS  := .venv-peers
 # One thread per process: federated clients are many small jobs, and threads only fight over the cores.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test check format bench bands clean
+.PHONY: demo test check format bench peers results bands clean
 
 demo: $(READY)  ## FedAvg, FedBAT and SignSGD on a small real data set, about a minute and a half
 	rm -rf runs/demo
@@ -28,6 +29,13 @@ bench: $(READY)  ## the speed figures of docs/performance.md
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/wire.py
 
+results: $(READY)  ## RESULTS.md and the figures anew from the records
+	$(BIN)/fedbat reproduce --write
+	$(BIN)/python scripts/cuda_page.py
+
+peers: $(PEERS)/.ready  ## other simulators and this one on the same work, ten to twenty minutes
+	$(PEERS)/bin/python benchmarks/peers.py
+
 bands: $(READY)  ## record the accuracy bands anew (about ten minutes)
 	$(BIN)/python -m tests.bands
 
@@ -37,5 +45,11 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
 	touch $@
 
+$(PEERS)/.ready: pyproject.toml constraints.txt  # flwr and pfl pin versions that need not be ours
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet --upgrade pip
+	$(PEERS)/bin/pip install --quiet -c constraints.txt -e . "flwr[simulation]>=1.41,<2" "pfl>=0.6,<0.7"
+	touch $@
+
 clean:
-	rm -rf $(VENV) dist build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) dist build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,9 +1,15 @@
 """The checks that need a GPU: parity with the sequential engine, independent noise, and the time of whole runs.
 
-    python benchmarks/cuda_check.py --out results/cuda [--only parity,noise,time] [--rounds 20,100] [--dataset fmnist]
+    python benchmarks/cuda_check.py --out results/cuda [--only parity,noise,ratio,time,free]
 
-Writes one JSON record, with a digest of the engine's code, into the folder given by --out, and fails if a bound is
-broken. CI has no GPU: a test compares that digest with the code.
+Writes one JSON file for each check into the folder given by --out, with a digest of the engine's code, and fails if a
+bound is broken. CI has no GPU: a test compares the digests with the code as it is.
+
+    parity  one client's round, fp32: the uploads of all methods against the sequential engine's on the same card
+    noise   what different clients draw inside recorded steps is independent
+    ratio   seconds and memory of FedBAT (binarizing in every step) against FedAvg, round by round in turn
+    time    whole runs, each in a fresh process, recording of the steps included, loading of the data not
+    free    accuracy of free-running training in bf16 against the sequential engine in fp32, three seeds
 """
 
 import argparse
@@ -12,6 +18,8 @@ import hashlib
 import itertools
 import json
 import platform
+import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,47 +27,64 @@ from pathlib import Path
 import torch
 
 from fedbat import METHODS, Payload
-from fedbat.engine import cuda, sequential, slot
+from fedbat.engine import cuda
 from fedbat.engine.cuda import CudaEngine
 from fedbat.engine.sequential import SequentialEngine
 from fedbat.experiment import Experiment, prepare
 from fedbat.parts import Dense, Levels, Signs, Sparse
 from fedbat.simulation import initial_state, rounds
 
-MAX_FLIPPED, MAX_DENSE = 1e-3, 1e-4
+MAX_FLIPPED, MAX_DENSE, MAX_RATIO = 1e-3, 1e-4, 1.05
+ENGINE_FILES = ("cuda.py", "fused.py", "kernels.py", "outbox.py", "sequential.py", "slot.py")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", default="parity,noise,time")
-    parser.add_argument("--rounds", default="20,100", help="lengths of the timed runs")
-    parser.add_argument("--dataset", default="fmnist")
-    parser.add_argument("--methods", default="fedavg,fedbat", help="of the timed runs")
-    parser.add_argument("--partitions", default="iid,dirichlet")
-    parser.add_argument("--precisions", default="fp32,tf32,bf16")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", default="parity,noise,ratio,time,free")
+    parser.add_argument(
+        "--runs", default="fmnist:iid,fmnist:dirichlet", help="of `time`: DATASET:PARTITION[:MODEL],..."
+    )
+    parser.add_argument("--free", default="fmnist:100,cifar10:20", help="of `free`: DATASET:ROUNDS,...")
+    parser.add_argument("--job", help="one run as JSON, made in this process; used by the checks themselves")
     options = parser.parse_args()
-    checks, record = options.only.split(","), {"machine": machine(), "code": code_digest()}
-    if "parity" in checks:
-        record["parity"] = [parity(options.dataset, name, epochs) for epochs in (1, 10) for name in METHODS]
-    if "noise" in checks:
-        record["noise"] = noise(options.dataset)
-    if "time" in checks:
-        record["time"] = []
-        cells = (options.rounds, options.precisions, options.partitions, options.methods)
-        for num, precision, partition, method in itertools.product(*(cell.split(",") for cell in cells)):
-            record["time"].append(timed(options.dataset, method, partition, precision, int(num)))
-        record["fedbat_over_fedavg"] = ratios(record["time"])
+    if options.job:
+        print(json.dumps(run(**json.loads(options.job))))
+        return
+    if options.out is None:
+        parser.error("--out is missing; name the folder to write to")
+    checks = {
+        "parity": parity,
+        "noise": noise,
+        "ratio": ratio,
+        "time": lambda: timed(options.runs.split(",")),
+        "free": lambda: free(options.free.split(",")),
+    }
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "cuda.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"wrote {path}")
-    sys.exit(any(not check["ok"] for check in [*record.get("parity", []), record.get("noise", {"ok": True})]))
+    broken = []
+    for name in options.only.split(","):
+        rows = checks[name]()
+        broken += [name for row in rows if not row.get("ok", True)]
+        record = {"machine": machine(), "code": code_digest(), "rows": rows}
+        (options.out / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    if broken:
+        sys.exit(f"out of bounds: {', '.join(dict.fromkeys(broken))}")
 
 
-def parity(dataset: str, method: str, epochs: int) -> dict:
-    """One client's round, fp32, the same batches and noise in both engines: how far apart are the uploads?"""
-    federation = prepare(Experiment(method=method, dataset=dataset, partition="dirichlet", epochs=epochs))
+def parity() -> list[dict]:
+    """All methods after one epoch and after ten, and one with augmentation where CIFAR-10 is at hand."""
+    cells = [(method, "fmnist", None, epochs) for epochs in (1, 10) for method in METHODS]
+    try:
+        prepare(Experiment(dataset="cifar10"))
+        cells += [(method, "cifar10", "resnet10-narrow", 1) for method in ("fedavg", "fedbat", "zerofl")]
+    except Exception as error:
+        print(f"CIFAR-10 is left out: {error}")
+    return [say(compare_uploads(*cell)) for cell in cells]
+
+
+def compare_uploads(method: str, dataset: str, model: str | None, epochs: int) -> dict:
+    """The same batches and noise in both engines: how far apart are the uploads?"""
+    federation = prepare(Experiment(method=method, dataset=dataset, model=model, partition="dirichlet", epochs=epochs))
     w, client = initial_state(federation).w, federation.sampled(0)[0]
     before = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic
     torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = False, True
@@ -88,8 +113,9 @@ def parity(dataset: str, method: str, epochs: int) -> dict:
             apart.append(float((one.values - other.values).abs().max()))
     apart += [float((a.rest[name] - b.rest[name]).abs().max()) for name in a.rest]
     share, far = flipped / total, max(apart)
-    row = {
+    return {
         "method": method,
+        "dataset": dataset,
         "steps": federation.num_steps(client),
         "flipped": share,
         "dense": far,
@@ -97,71 +123,152 @@ def parity(dataset: str, method: str, epochs: int) -> dict:
         "same_bytes": expected.upload == found.upload,
         "ok": share <= MAX_FLIPPED and far <= MAX_DENSE,
     }
-    print(row, flush=True)
-    return row
 
 
-def noise(dataset: str) -> dict:
-    """Bits that are nothing but the noise drawn inside the graphs: no two clients may share more than chance."""
-    experiment = Experiment(method="fedbat", settings={"phi": "0", "bits": "last"}, dataset=dataset, epochs=1, lr=1e-9)
-    federation = prepare(experiment)
-    engine, w, clients = CudaEngine(federation), initial_state(federation).w, federation.sampled(0)
-    bits = {
-        (round_, result.client): torch.cat(
-            [part.unpack() > 0 for part in Payload.from_bytes(result.upload, federation.layout).parts.values()]
+def noise() -> list[dict]:
+    """What different clients, and one client in different rounds, draw in recorded steps: no more alike than chance."""
+    found = []
+    for bits in ("last", "fresh"):  # drawn by tensor code; drawn for the fused kernels
+        settings = {"phi": "0", "bits": bits}
+        federation = prepare(Experiment(method="fedbat", settings=settings, dataset="fmnist", epochs=1, lr=1e-9))
+        engine, w, clients = CudaEngine(federation), initial_state(federation).w, federation.sampled(0)
+        drawn = []
+        for round_ in range(2):
+            uploads = [Payload.from_bytes(r.upload, federation.layout) for r in engine.train(w, round_, clients, {})]
+            if bits == "last":  # nothing is learned at this rate, so that the last signs are noise and nothing else
+                drawn += [torch.cat([part.unpack() > 0 for part in upload.parts.values()]) for upload in uploads]
+            else:
+                drawn += [slot.fused.noise.cpu() > 0.5 for slot in engine._slots]
+        agree = [float((a == b).float().mean()) - 0.5 for a, b in itertools.combinations(drawn, 2)]
+        worst, bound = max(map(abs, agree)), 5 * 0.5 / len(drawn[0]) ** 0.5
+        row = {"bits": bits, "pairs": len(agree), "count": len(drawn[0]), "worst": worst, "five_sigma": bound}
+        found.append(say(row | {"ok": worst <= bound}))
+    return found
+
+
+def ratio() -> list[dict]:
+    """FedAvg and FedBAT take turns, so that what else the machine does hits both."""
+    found = []
+    for precision in ("bf16", "fp32"):
+        seconds, peaks = {}, {}
+        for _ in range(2):
+            for method, settings in (("fedavg", {}), ("fedbat", {"phi": "0"})):
+                row = run("fmnist", method, "iid", precision, 8, settings=settings)
+                seconds.setdefault(method, []).append(row["median_round"])
+                peaks[method] = row["peak_MiB"]
+        share = min(seconds["fedbat"]) / min(seconds["fedavg"])
+        found.append(
+            say(
+                {
+                    "precision": precision,
+                    "fedavg_round": min(seconds["fedavg"]),
+                    "fedbat_round": min(seconds["fedbat"]),
+                    "fedbat_over_fedavg": share,
+                    "peak_MiB_of_ten_clients": peaks,
+                    "ok": share <= MAX_RATIO,
+                }
+            )
         )
-        for round_ in range(2)
-        for result in engine.train(w, round_, clients, {})
-    }
-    agree = [float((a == b).float().mean()) - 0.5 for a, b in itertools.combinations(bits.values(), 2)]
-    count = len(next(iter(bits.values())))
-    worst, bound = max(map(abs, agree)), 5 * 0.5 / count**0.5
-    row = {"pairs": len(agree), "bits": count, "worst": worst, "five_sigma": bound, "ok": worst <= bound}
-    print("noise", row, flush=True)
-    return row
+    return found
 
 
-def timed(dataset: str, method: str, partition: str, precision: str, num_rounds: int) -> dict:
-    """A whole run: recording of the steps included, loading of the data not."""
+def timed(cells: list[str]) -> list[dict]:
+    """FedBAT in bf16 as a user would start it."""
+    found = []
+    for cell in cells:
+        dataset, partition, *model = cell.split(":")
+        job = dict(dataset=dataset, method="fedbat", partition=partition, precision="bf16", model=(*model, None)[0])
+        found.append(say(finish(start(job))))
+    return found
+
+
+def free(cells: list[str]) -> list[dict]:
+    """All runs at once, a process each: the sequential engine leaves the card idle most of the time."""
+    jobs = [
+        dict(dataset=dataset, method="fedbat", partition="iid", precision=precision, num_rounds=int(num), seed=seed)
+        for dataset, num in (cell.split(":") for cell in cells)
+        for seed in range(3)
+        for precision in ("bf16", "sequential")
+    ]
+    rows = [finish(process) for process in [start(job) for job in jobs]]
+    found = []
+    for cell in cells:
+        dataset, num = cell.split(":")
+        accuracy = {
+            precision: [r["last5_accuracy"] for r in rows if (r["dataset"], r["precision"]) == (dataset, precision)]
+            for precision in ("bf16", "sequential")
+        }
+        apart = abs(statistics.mean(accuracy["bf16"]) - statistics.mean(accuracy["sequential"]))
+        spread = max(statistics.stdev(accuracy["bf16"]), statistics.stdev(accuracy["sequential"]))
+        bound = 3 * max(spread, 0.002) * (2 / 3) ** 0.5  # of a difference of two means of three
+        row = {"dataset": dataset, "rounds": int(num), **accuracy, "apart": apart, "bound": bound, "ok": apart <= bound}
+        found.append(say(row))
+    return found
+
+
+def run(
+    dataset: str,
+    method: str,
+    partition: str,
+    precision: str,
+    num_rounds: int | None = None,
+    model: str | None = None,
+    seed: int = 0,
+    settings: dict[str, str] | None = None,
+) -> dict:
+    """A whole run in this process; precision "sequential" is the slow engine in fp32."""
     federation = prepare(
-        Experiment(method=method, dataset=dataset, partition=partition, rounds=num_rounds, clients=100, per_round=10)
+        Experiment(
+            method=method,
+            settings=settings or {},
+            dataset=dataset,
+            partition=partition,
+            rounds=num_rounds,
+            model=model,
+            seed=seed,
+        )
     )
     gc.collect()
-    torch._C._cuda_clearCublasWorkspaces()  # one per stream ever used, which would count as the next run's peak
+    torch._C._cuda_clearCublasWorkspaces()  # one per stream ever used, which would count as this run's peak
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     torch.cuda.synchronize()
-    start = time.perf_counter()
-    engine = CudaEngine(federation, precision=precision)
+    begin = time.perf_counter()
+    slow = precision == "sequential"
+    engine = SequentialEngine(federation, "cuda") if slow else CudaEngine(federation, precision=precision)
     found = [round_ for round_, _ in rounds(federation, engine, initial_state(federation))]
-    row = {
+    accuracies = [r.accuracy for r in found]
+    return {
         "dataset": dataset,
         "method": method,
         "partition": partition,
+        "model": federation.experiment.model,
         "precision": precision,
-        "rounds": num_rounds,
-        "seconds": time.perf_counter() - start,
+        "seed": seed,
+        "rounds": len(found),
+        "seconds": time.perf_counter() - begin,
         "first_round": found[0].seconds,
-        "median_round": sorted(r.seconds for r in found)[num_rounds // 2],
-        "graphs": sum(len(slot.graphs) for slot in engine._slots),
-        "steps": sum(federation.num_steps(client) for r in found for client in r.clients),
+        "median_round": statistics.median(r.seconds for r in found),
         "peak_MiB": torch.cuda.max_memory_allocated() >> 20,
-        "reserved_MiB": torch.cuda.max_memory_reserved() >> 20,
-        "best_accuracy": max(r.accuracy for r in found),
+        "best_accuracy": max(accuracies),
+        "last5_accuracy": statistics.mean(accuracies[-5:]),
     }
+
+
+def start(job: dict) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, __file__, "--job", json.dumps(job)], stdout=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen) -> dict:
+    out, _ = process.communicate()
+    if process.returncode:
+        sys.exit(f"{process.args} failed")
+    return json.loads(out.splitlines()[-1])
+
+
+def say(row: dict) -> dict:
     print(row, flush=True)
     return row
-
-
-def ratios(rows: list[dict]) -> list[dict]:
-    """Seconds of FedBAT over FedAvg, cell by cell."""
-    seconds = {(r["partition"], r["precision"], r["rounds"], r["method"]): r["seconds"] for r in rows}
-    cells = dict.fromkeys(key[:3] for key in seconds)
-    return [
-        {"partition": cell[0], "precision": cell[1], "rounds": cell[2], "ratio": seconds[*cell, "fedbat"] / base}
-        for cell in cells
-        if (base := seconds.get((*cell, "fedavg"))) and (*cell, "fedbat") in seconds
-    ]
 
 
 def machine() -> dict:
@@ -175,11 +282,9 @@ def machine() -> dict:
     }
 
 
-def code_digest() -> dict:
-    return {
-        Path(module.__file__).name: hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
-        for module in (cuda, slot, sequential)
-    }
+def code_digest() -> dict[str, str]:
+    folder = Path(cuda.__file__).parent
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ENGINE_FILES}
 
 
 if __name__ == "__main__":

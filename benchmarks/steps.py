@@ -4,53 +4,97 @@
 
 All on one thread, channels_last, batch 64, the paper's models; the variants take turns, so that a noisy machine hits
 all of them alike. Targets: FedAvg <= 1.05 x plain, binarized FedBAT (phi = 0; noise, pull-back and optimizer
-included) <= 1.15 x FedAvg.
+included) <= 1.05 x FedAvg. Then the memory that training one client takes, each in a fresh process: by how much the
+peak of its resident memory grows from `begin` to `finish`, with the model and a batch there already.
 """
 
 import argparse
 import statistics
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import torch
 from torch.nn import functional as F
 
 from fedbat import FedAvg, FedBAT, begin
+from fedbat.engine.memory import keep_freed_memory
 from fedbat.models import build_model
 from fedbat.streams import UniformNoise
 
 SHAPES = {"cnn": (1, 28, 28), "resnet10": (3, 32, 32), "resnet10-narrow": (3, 32, 32)}
+METHODS = {"plain loop": None, "fedavg": FedAvg(), "fedbat, binarized": FedBAT(phi=0)}
+
+
+class Variant:
+    """A model in training."""
+
+    def __init__(self, name: str, method: FedAvg | FedBAT | None) -> None:
+        self.x = torch.randn(64, *SHAPES[name]).contiguous(memory_format=torch.channels_last)
+        self.y = torch.randint(0, 10, (64,))
+        self.model = build_model(name, SHAPES[name], 10, seed=0).to(memory_format=torch.channels_last)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.before = _peak_kib()
+        noise = UniformNoise(0, "noise", 0, 0)
+        self.local = begin(method, self.model, self.optimizer, 10**6, noise=noise) if method else None
+
+    def step(self) -> float:
+        """Seconds of one."""
+        start = time.perf_counter()
+        self.optimizer.zero_grad()
+        F.cross_entropy(self.model(self.x), self.y).backward()
+        self.optimizer.step()
+        return time.perf_counter() - start
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="cnn")
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--memory-of", choices=METHODS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    shape = SHAPES[options.model]
-    x = torch.randn(64, *shape).contiguous(memory_format=torch.channels_last)
-    y = torch.randint(0, 10, (64,))
-    variants = {}
-    for name, method in {"plain loop": None, "fedavg": FedAvg(), "fedbat, binarized": FedBAT(phi=0)}.items():
-        model = build_model(options.model, shape, 10, seed=0).to(memory_format=torch.channels_last)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        noise = UniformNoise(0, "noise", 0, 0)
-        local = begin(method, model, optimizer, 10**6, noise=noise) if method else None
-        variants[name] = (model, optimizer, local)
-    seconds = {name: [] for name in variants}
+    keep_freed_memory()
+    if options.memory_of:
+        print(memory(options.model, METHODS[options.memory_of]))
+        return
+    variants = {name: Variant(options.model, method) for name, method in METHODS.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(options.steps + 10):
-        for name, (model, optimizer, _) in variants.items():
-            start = time.perf_counter()
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            seconds[name].append(time.perf_counter() - start)
+        for name, variant in variants.items():
+            seconds[name].append(variant.step())
     median = {name: statistics.median(times[10:]) for name, times in seconds.items()}
-    print(f"{options.model}, batch 64, one thread, median of {options.steps} steps")
-    for name, value in median.items():
-        print(f"  {name:18} {1e3 * value:8.2f} ms")
-    print(f"  fedavg / plain loop        {median['fedavg'] / median['plain loop']:.3f}  (target 1.05)")
-    print(f"  fedbat binarized / fedavg  {median['fedbat, binarized'] / median['fedavg']:.3f}  (target 1.15)")
+    least = {name: min(times[10:]) for name, times in seconds.items()}
+    grown = {name: _memory_in_a_fresh_process(options.model, name) for name in METHODS}
+    print(f"{options.model}, batch 64, one thread, {options.steps} steps")
+    for name in METHODS:
+        times = f"median {1e3 * median[name]:7.2f} ms   least {1e3 * least[name]:7.2f} ms"
+        print(f"  {name:18} {times}   peak memory {grown[name] / 1024:6.1f} MiB")
+    for a, b, target in [("fedavg", "plain loop", "1.05"), ("fedbat, binarized", "fedavg", "1.05")]:
+        ratios = f"median {median[a] / median[b]:.3f}, least {least[a] / least[b]:.3f} (target {target})"
+        print(f"  {a + ' / ' + b:26} {ratios}, memory {grown[a] / grown[b]:.3f}")
+
+
+def memory(model: str, method: FedAvg | FedBAT | None) -> int:
+    """KiB that a client's round adds to the peak of this process."""
+    variant = Variant(model, method)
+    for _ in range(20):
+        variant.step()
+    if variant.local:
+        variant.local.finish().to_bytes()
+    return _peak_kib() - variant.before
+
+
+def _memory_in_a_fresh_process(model: str, name: str) -> int:
+    command = [sys.executable, __file__, "--model", model, "--memory-of", name]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def _peak_kib() -> int:
+    """Of this program's own memory; ru_maxrss would also count the process it was forked from."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0])
 
 
 if __name__ == "__main__":

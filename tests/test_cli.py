@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+import torch
 from torch import nn
 
 FAST = ["--clients", "20", "--per-round", "2", "--epochs", "1", "--model", "tests.test_simulation:tiny"]
@@ -61,21 +62,69 @@ def test_compare_ends_in_a_table_and_a_picture(tmp_path):
     assert str(out / "compare.png") in done.stdout
 
 
-def test_interrupt_leaves_a_valid_record(tmp_path):
-    out = tmp_path / "run"
+def interrupted(out, *args):
+    """Ctrl-C once a round is done; what was printed."""
     env = os.environ | {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "fedbat", "run", *FAST, "--rounds", "5000", "--out", str(out)]
+    command = [sys.executable, "-m", "fedbat", *map(str, args), "--out", str(out)]
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     deadline = time.time() + 120
-    while not (out / "rounds.jsonl").exists() and time.time() < deadline:
+    while not list(out.rglob("rounds.jsonl")) and time.time() < deadline:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and "interrupted after" in printed and "Traceback" not in printed
+    return printed
+
+
+def test_interrupt_leaves_a_valid_record_to_go_on_from(tmp_path):
+    out = tmp_path / "run"
+    printed = interrupted(out, "run", *FAST, "--rounds", 40, "--engine", "sequential")
     summary = json.loads((out / "summary.json").read_text())
     lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     assert summary["status"] == "interrupted" and summary["rounds_done"] == len(lines) >= 1
-    assert (out / "model.safetensors").exists()
+    assert (out / "model.safetensors").exists() and f"go on with: fedbat resume {out}" in printed
+    refused = fedbat("run", *FAST, "--out", out, check=2)
+    assert f"holds an unfinished run; go on with it by `fedbat resume {out}`" in refused.stderr
+    again = fedbat("resume", out, check=0).stdout
+    assert f"going on with round {len(lines) + 1}" in again and "round 40/40" in again and "vs FedAvg" in again
+    assert "round 1/40" not in again and "instead of" not in again
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["status"] == "finished" and summary["rounds_done"] == 40
+    assert f"the run in {out} is finished already: 40 rounds" in fedbat("resume", out, check=0).stdout
+
+
+def test_comparison_goes_on_with_the_methods_that_are_left(tmp_path):
+    out = tmp_path / "out"
+    args = ["compare", *FAST, "--rounds", 15, "--methods", "fedbat,fedpaq", "--set", "fedpaq.bits=3"]
+    printed = interrupted(out, *args, "--engine", "sequential")
+    assert f"go on with: fedbat resume {out}" in printed and not (out / "fedpaq").exists()
+    assert "holds an unfinished run" in fedbat("run", *FAST, "--out", out, check=2).stderr
+    done = fedbat("resume", out, "--memory-budget", "1.5 GB", check=0).stdout
+    summaries = {m: json.loads((out / m / "summary.json").read_text()) for m in ("fedbat", "fedpaq")}
+    assert all(summary["status"] == "finished" for summary in summaries.values())
+    assert summaries["fedpaq"]["method_settings"]["bits"] == 3
+    assert summaries["fedpaq"]["engine"]["asked"] == "sequential"
+    assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
+    assert sum("less" in line for line in done.splitlines()) == 2
+    assert "is finished already" in fedbat("resume", out, check=0).stdout
+    (out / "compare.png").unlink()
+    fedbat("resume", out, check=0)
+    assert (out / "compare.png").exists()
+
+
+def test_another_engine_goes_on_and_is_said_and_recorded(tmp_path):
+    out = tmp_path / "run"
+    interrupted(out, "run", *FAST, "--rounds", 15, "--engine", "sequential")
+    summary = json.loads((out / "summary.json").read_text())
+    summary["engine"] |= {"name": "CudaEngine", "precision": "bf16", "asked": "cuda"}
+    (out / "summary.json").write_text(json.dumps(summary))
+    if not torch.cuda.is_available():
+        assert "use --engine auto" in fedbat("resume", out, check=2).stderr
+    done = fedbat("resume", out, "--engine", "sequential", "--precision", "fp32", check=0).stdout
+    assert "engine SequentialEngine (fp32) instead of CudaEngine (bf16): the results may differ" in done
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["engine"]["name"] == "CudaEngine" and len(summary["resumed"]) == 1
+    assert summary["resumed"][0]["engine"]["name"] == "SequentialEngine" and summary["resumed"][0]["first_round"] > 1
 
 
 @pytest.mark.parametrize(
@@ -100,7 +149,11 @@ def test_interrupt_leaves_a_valid_record(tmp_path):
         (["run", "--model", "tests.test_cli:wrong_size"], "gives (2, 3) for two images, expected (2, 10)"),
         (["run", "--model", "tests.test_cli:wrong_input"], "cannot take images of shape (1, 28, 28)"),
         (["run", "--out", "/dev/null/x"], "cannot be created"),
-        (["run", "--engine", "nope"], "unknown engine 'nope'; choose from auto, sequential, cuda"),
+        (["run", "--engine", "nope"], "unknown engine 'nope'; choose from auto, sequential, cpu, cuda"),
+        (["run", "--memory-budget", "much"], "--memory-budget is 'much', expected a size such as 500MB or 2GB"),
+        (["run", "--partition", "virtual", "--samples", "5"], "got 5 samples for each virtual client, expected 64 to"),
+        (["resume", "."], "holds no run; name a folder made by `fedbat run` or `fedbat compare`"),
+        (["resume", "nowhere"], "holds no run"),
         (["run", "--precision", "fp8"], "choose from fp32, tf32, bf16"),
     ],
 )
@@ -127,11 +180,12 @@ def test_methods_and_data_and_version(tmp_path):
     assert all(word in listed for word in ("fedbat", "rho=6", "phi=0.5", "bounds=0.0005,0.05", "E[m_hat] = m"))
     assert "fmnist-mini" in fedbat("data", "list", check=0).stdout
     fedbat("data", "show", "--partition", "labels", "--clients", 12, "--out", tmp_path / "p.png", check=0)
-    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    fedbat("data", "show", "--partition", "virtual", "--clients", 10**6, "--out", tmp_path / "v.png", check=0)
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("p.png", "v.png"))
     assert fedbat("--version", check=0).stdout.startswith("fedbat ")
 
 
-@pytest.mark.parametrize("command", [["run"], ["compare"], ["data", "show"]])
+@pytest.mark.parametrize("command", [["run"], ["compare"], ["resume"], ["data", "show"]])
 def test_help_has_examples(command):
     text = fedbat(*command, "--help", check=0).stdout
     assert "Example" in text and "fedbat " + " ".join(command) in text

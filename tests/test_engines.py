@@ -1,15 +1,29 @@
 """One shared test for all engines: every method, the same uploads as the sequential engine."""
 
 import dataclasses
+import itertools
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from fedbat import METHODS
-from fedbat.engine import CudaEngine, SequentialEngine, make_engine
-from fedbat.errors import ConfigError
+from fedbat import METHODS, Payload
+from fedbat.engine import CpuEngine, CudaEngine, SequentialEngine, make_engine
+from fedbat.engine.base import Lost
+from fedbat.engine.workers import Died, Workers, usable_cores
+from fedbat.errors import ConfigError, FedbatError
 from fedbat.experiment import Experiment, prepare
+from fedbat.layout import layout_of
 from fedbat.simulation import initial_state, rounds
+from fedbat.streams import stream_seed
 
 SMALL = Experiment(
     clients=40, per_round=3, rounds=2, epochs=2, batch_size=50, partition="dirichlet", model=f"{__name__}:tiny"
@@ -24,49 +38,225 @@ VARIANTS = [(name, {}) for name in sorted(METHODS)] + [
 
 
 def tiny(shape, num_classes):
-    return torch.nn.Sequential(
-        torch.nn.Conv2d(shape[0], 4, 5, stride=3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.Flatten(),
-        torch.nn.Linear(256, num_classes),
-    )  # fmt: skip
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 4, 5, stride=3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, num_classes)
+    )
+
+
+class Troubled(nn.Module):
+    """Calls `trouble` when it trains one client of round 0, which it knows by its random stream."""
+
+    def __init__(self, trouble, client):
+        super().__init__()
+        self.net = tiny((1, 28, 28), 10)
+        self.trouble, self.victim = trouble, stream_seed(SMALL.seed, "model", 0, client)
+
+    def forward(self, x):
+        if self.training and torch.initial_seed() == self.victim:
+            self.trouble()
+        return self.net(x)
+
+
+@dataclasses.dataclass
+class Kill:
+    """The process that calls it, while the file is there."""
+
+    flag: Path
+    again: bool
+
+    def __call__(self):
+        if self.flag.exists():
+            if not self.again:
+                self.flag.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail():
+    raise ValueError("no good")
+
+
+def troubled(trouble, client):
+    federation = prepare(dataclasses.replace(SMALL, method="ef-signsgd"))
+    model = Troubled(trouble, client)
+    return dataclasses.replace(federation, model=model, layout=layout_of(model))
+
+
+@pytest.fixture(scope="module")
+def workers():
+    with closing(Workers(2)) as pool:
+        yield pool
 
 
 def run(federation, engine):
     found, state = [], initial_state(federation)
-    uploads = []
+    results = []
     train = engine.train
 
     def spy(*args):
         for result in train(*args):
-            uploads.append(result)
+            results.append(result)
             yield result
 
     engine.train = spy
     for round_, after in rounds(federation, engine, state):
-        found.append(round_)
+        found.append(dataclasses.replace(round_, seconds=0))
         state = after
-    return found, uploads, state
+    return found, results, state
+
+
+def same_tensors(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def same_results(a, b):
+    return a._replace(memory={}) == b._replace(memory={}) and same_tensors(a.memory, b.memory)
 
 
 @pytest.mark.parametrize(("method", "settings"), VARIANTS)
-def test_cuda_engine_run_eagerly_on_the_cpu_sends_the_sequential_bytes(method, settings):
-    """The engine's own code without the graphs; the graphs themselves need a GPU: benchmarks/cuda_check.py."""
+def test_engines_send_the_sequential_bytes(method, settings, workers):
+    """The cpu engine does all as the sequential one; the cuda engine's code, run eagerly here, sums in another order.
+
+    Its graphs need a GPU: benchmarks/cuda_check.py.
+    """
     federation = prepare(dataclasses.replace(SMALL, method=method, settings=settings))
     slow_rounds, slow, slow_state = run(federation, SequentialEngine(federation))
-    fast_rounds, fast, fast_state = run(federation, CudaEngine(federation, "cpu"))
-    assert [r.upload for r in fast] == [r.upload for r in slow]
-    assert all(torch.equal(fast_state.w[k], slow_state.w[k]) for k in slow_state.w)
-    for a, b in zip(fast, slow, strict=True):
+    cpu_rounds, cpu, cpu_state = run(federation, CpuEngine(federation, workers))
+    assert cpu_rounds == slow_rounds
+    assert all(same_results(a, b) for a, b in zip(cpu, slow, strict=True))
+    assert same_tensors(cpu_state.w, slow_state.w)
+    cuda_rounds, cuda, cuda_state = run(federation, CudaEngine(federation, "cpu"))
+    assert [r.upload for r in cuda] == [r.upload for r in slow]
+    assert same_tensors(cuda_state.w, slow_state.w)
+    for a, b in zip(cuda, slow, strict=True):
         assert a.train_loss == pytest.approx(b.train_loss, rel=1e-5)
         for name, report in b.layers.items():
             for ours, theirs in zip(a.layers[name], report, strict=True):
                 assert ours == (None if theirs is None else pytest.approx(theirs, rel=1e-4, abs=1e-6))
-    assert [r.accuracy for r in fast_rounds] == [r.accuracy for r in slow_rounds]
+    assert [r.accuracy for r in cuda_rounds] == [r.accuracy for r in slow_rounds]
+
+
+@pytest.mark.parametrize("engine", [SequentialEngine, CpuEngine])
+def test_no_two_clients_share_their_noise(engine, workers):
+    """Bits that are nothing but noise agree as often as coins do, within five standard errors."""
+    noise_only = {"method": "fedbat", "settings": {"phi": "0", "bits": "last"}, "epochs": 1, "lr": 1e-9}
+    federation = prepare(dataclasses.replace(SMALL, **noise_only))
+    w, clients = initial_state(federation).w, federation.sampled(0)
+    made = engine(federation) if engine is SequentialEngine else engine(federation, workers)
+    bits = [
+        torch.cat([part.unpack() > 0 for part in Payload.from_bytes(result.upload, federation.layout).parts.values()])
+        for round_ in range(2)
+        for result in made.train(w, round_, clients, {})
+    ]
+    agree = [float((a == b).float().mean()) for a, b in itertools.combinations(bits, 2)]
+    assert len(agree) == 15 and max(abs(share - 0.5) for share in agree) <= 5 * 0.5 / len(bits[0]) ** 0.5
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_engine_is_chosen_by_what_is_there():
+def test_engine_is_chosen_by_what_is_there(monkeypatch):
     federation = prepare(SMALL)
-    assert isinstance(make_engine(federation), SequentialEngine)
+    for cores, name, expected in [(1, "auto", SequentialEngine), (1, "cpu", SequentialEngine), (2, "auto", CpuEngine)]:
+        monkeypatch.setattr("fedbat.engine.usable_cores", lambda cores=cores: cores)
+        with closing(make_engine(federation, name)) as engine:
+            assert type(engine) is expected
+    assert isinstance(make_engine(federation, device="cpu"), SequentialEngine)
     for wrong in ({"name": "cuda"}, {"device": "cuda"}, {"precision": "bf16"}, {"name": "nope"}):
         with pytest.raises(ConfigError):
             make_engine(federation, **wrong)
+
+
+def test_cores_are_those_we_are_bound_to():
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
+    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
+    code += "from fedbat.engine.workers import usable_cores; assert usable_cores() == 1"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_client_whose_worker_dies_is_tried_again(workers, tmp_path, caplog):
+    client = prepare(SMALL).sampled(0)[1]
+    federation = troubled(Kill(tmp_path / "flag", again=False), client)
+    _, slow, slow_state = run(federation, SequentialEngine(federation))
+    (tmp_path / "flag").touch()
+    with caplog.at_level(logging.WARNING):
+        found, cpu, state = run(federation, CpuEngine(federation, workers))
+    assert "died with signal 9" in caplog.text and f"while it trained client {client}; it is tried" in caplog.text
+    assert all(same_results(a, b) for a, b in zip(cpu, slow, strict=True)) and same_tensors(state.w, slow_state.w)
+    assert not any(round_.lost for round_ in found)
+
+
+def test_a_round_goes_on_without_a_client_that_kills_two_workers(workers, tmp_path):
+    clients = prepare(SMALL).sampled(0)
+    federation = troubled(Kill(tmp_path / "flag", again=True), clients[1])
+    expected = list(SequentialEngine(federation).train(initial_state(federation).w, 0, clients, {}))
+    (tmp_path / "flag").touch()
+    found, results, _ = run(federation, CpuEngine(federation, workers))
+    assert isinstance(results[1], Lost) and results[1].reason.count("died with signal 9") == 2
+    assert all(same_results(results[i], expected[i]) for i in (0, 2))
+    assert found[0].lost == {clients[1]: results[1].reason} and not found[1].lost
+
+
+def test_a_model_that_cannot_be_tested_ends_the_run():
+    class Deadly:
+        """Workers that die of every task."""
+
+        def hold(self, make):
+            pass
+
+        def run(self, tasks):
+            return (Died(f"worker 0 died while it {task.deed}") for task in tasks)
+
+    federation = prepare(SMALL)
+    with pytest.raises(FedbatError, match="could not be tested: worker 0 died while it tested batch 0"):
+        CpuEngine(federation, Deadly()).evaluate(initial_state(federation).w)
+
+
+def test_an_error_in_a_worker_is_raised_as_it_was_there(workers):
+    clients = prepare(SMALL).sampled(0)
+    federation = troubled(fail, clients[1])
+    engine = CpuEngine(federation, workers)
+    with pytest.raises(ValueError, match="no good") as caught:
+        list(engine.train(initial_state(federation).w, 0, clients, {}))
+    (note,) = caught.value.__notes__
+    assert f"failed while it trained client {clients[1]}" in note and "in fail" in note
+    assert len(list(engine.train(initial_state(federation).w, 1, clients, {}))) == 3  # the pool is as good as new
+
+
+def test_a_model_that_cannot_travel_is_refused(workers):
+    with pytest.raises(ConfigError, match="cannot be sent to a worker process"):
+        CpuEngine(troubled(lambda: None, 0), workers)
+
+
+def test_a_script_without_a_guard_is_told_so(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from fedbat.engine import CpuEngine\n"
+        "from fedbat.engine.workers import Workers\n"
+        "from fedbat.experiment import Experiment, prepare\n"
+        "from fedbat.simulation import initial_state, rounds\n"
+        "federation = prepare(Experiment(rounds=1, epochs=1, per_round=2))\n"
+        "list(rounds(federation, CpuEngine(federation, Workers(2)), initial_state(federation)))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "ended with exit code 1 while it started; a script" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
+def test_workers_die_with_their_parent():
+    code = (
+        "from functools import partial; from importlib import import_module\n"
+        "from fedbat.engine.workers import Task, Workers\n"
+        "workers = Workers(2)\n"
+        "workers.hold(partial(import_module, 'time'))\n"
+        "for seconds in 0, 600:\n"
+        "    print('asleep', flush=True)\n"
+        "    list(workers.run([Task('slept', 'sleep', lambda: (seconds,))] * 2))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert [parent.stdout.readline() for _ in range(2)] == ["asleep\n"] * 2
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        assert len(children) >= 2
+        parent.kill()
+    deadline = time.time() + 30
+    while any(Path(f"/proc/{child}").exists() for child in children):
+        assert time.time() < deadline
+        time.sleep(0.05)

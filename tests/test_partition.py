@@ -1,5 +1,6 @@
 """Partitions: laws of all, regression values of the paper's, and errors that help."""
 
+import tracemalloc
 from math import ceil, inf, nan
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from fedbat.data import (
     PARTITIONS,
+    Population,
     partition,
     partition_dirichlet,
     partition_labels,
@@ -16,6 +18,8 @@ from fedbat.data import (
 )
 from fedbat.data.partition import _draw_dirichlet
 from fedbat.errors import ConfigError, DataError
+
+DEALT = ["dirichlet", "iid", "labels", "labels-balanced"]  # every sample belongs to one client
 
 
 def balanced_labels(num_samples, num_classes):
@@ -62,7 +66,7 @@ def slow_balanced_holders(num_clients, num_classes, k):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(sorted(PARTITIONS)),
+    st.sampled_from(DEALT),
     st.integers(1, 8),
     st.integers(2, 6),
     st.integers(0, 2**32 - 1),
@@ -224,11 +228,64 @@ def test_empty_client_is_refused(name):
         ("labels", {"labels_per_client": 11}, "got 11 labels per client"),
         ("labels-balanced", {"labels_per_client": 0}, "got 0 labels per client"),
         ("labels-balanced", {"labels_per_client": 11}, "got 11 labels per client"),
-        ("label", {}, "'label'; choose from dirichlet, iid, labels, labels-balanced"),
-        *((name, {"num_clients": 0}, "got 0 clients for 1000 samples") for name in sorted(PARTITIONS)),
-        *((name, {"num_clients": 1001}, "got 1001 clients for 1000 samples") for name in sorted(PARTITIONS)),
+        ("label", {}, "'label'; choose from dirichlet, iid, labels, labels-balanced, virtual, virtual-iid"),
+        *((name, {"num_clients": 0}, "got 0 clients for 1000 samples") for name in DEALT),
+        *((name, {"num_clients": 1001}, "got 1001 clients for 1000 samples") for name in DEALT),
+        ("virtual", {"num_clients": 0}, "got 0 clients, expected at least 1"),
+        ("virtual", {"beta": 0.0}, "got beta 0.0, expected a positive number; virtual-iid"),
+        ("virtual", {"samples": 63}, "got 63 samples for each virtual client, expected 64 to 100"),
+        ("virtual-iid", {"samples": 101}, "got 101 samples for each virtual client, expected 64 to 100"),
     ],
 )
 def test_impossible_settings_are_refused(name, settings_, message):
     with pytest.raises(ConfigError, match=message):
         partition(name, balanced_labels(1000, 10), **({"num_clients": 10} | settings_))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(70, 200), min_size=1, max_size=12),
+    st.integers(64, 70),
+    st.sampled_from([None, 1e-6, 0.01, 0.3, 1.0, 1e3]),
+    st.integers(0, 2**32 - 1),
+)
+def test_virtual_clients_hold_different_samples_that_depend_on_seed_and_client_alone(counts, samples, beta, seed):
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+    population = Population(labels, 10**9, seed, samples, beta)
+    for client in (0, 1, 10**9 - 1):
+        held = population[client]
+        assert len(held) == len(set(held.tolist())) == samples == population.most_samples
+        assert held.min() >= 0 and held.max() < len(labels) and held.dtype == np.int64
+        np.testing.assert_array_equal(held, population[client])
+    np.testing.assert_array_equal(population[1], Population(labels, 2, seed, samples, beta)[1])
+    others = population[1], Population(labels, 2, seed ^ 1, samples, beta)[0]
+    assert all(not np.array_equal(population[0], other) for other in others) or len(labels) == samples
+
+
+@pytest.mark.parametrize("beta", [0.1, 0.3, 5.0, None])
+def test_virtual_label_shares_have_the_mean_and_the_variance_of_their_law(beta):
+    """Counts of a class are Dirichlet-multinomial, alpha_c = beta C p_c; without beta they are multinomial."""
+    sizes, samples, num_clients = np.array([200, 100, 100]), 64, 4000
+    labels = np.repeat(np.arange(3), sizes)
+    population = Population(labels, num_clients, 1, samples, beta)
+    counts = np.stack([np.bincount(labels[held], minlength=3) for held in population])
+    p = sizes / sizes.sum()
+    a = inf if beta is None else 3 * beta
+    variance = samples * p * (1 - p) * (1 if beta is None else (samples + a) / (1 + a))
+    deviation = (counts - samples * p) ** 2
+    assert (abs(counts.mean(axis=0) - samples * p) < 5 * np.sqrt(variance / num_clients)).all()
+    error = deviation.std(axis=0) / num_clients**0.5
+    assert (abs(deviation.mean(axis=0) - variance) < 5 * error).all()
+
+
+def test_virtual_clients_cost_nothing_before_they_are_asked():
+    labels = balanced_labels(50_000, 10)
+    tracemalloc.start()
+    population = partition("virtual", labels, 10**6)
+    assert len(population) == 10**6
+    assert tracemalloc.get_traced_memory()[1] < 4 * labels.nbytes
+    tracemalloc.stop()
+    for outside in (-1, 10**6):
+        with pytest.raises(IndexError, match="expected 0 to 999999"):
+            population[outside]
+    assert partition("iid", labels, 7).most_samples == 7143

@@ -1,22 +1,48 @@
-"""Committed records are whole: every round is there, and the summary is what the rounds say."""
+"""Committed records are whole and in their place, and RESULTS.md is what they say."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-RECORDS = sorted((Path(__file__).parent.parent / "results").rglob("summary.json"))
+from fedbat.experiment import Experiment
+from fedbat.reproduce import Cell, Records, load_book, load_record
+from fedbat.reproduce.report import render
+
+ROOT = Path(__file__).parent.parent
+RECORDS = sorted(path.parent for path in (ROOT / "results").rglob("summary.json"))
 
 
-@pytest.mark.parametrize("path", RECORDS, ids=lambda p: "-".join(p.parts[-3:-1]))
-def test_summary_is_what_the_rounds_say(path):
-    summary = json.loads(path.read_text())
-    lines = [json.loads(line) for line in (path.parent / "rounds.jsonl").read_text().splitlines()]
-    accuracies = [line["accuracy"] for line in lines]
-    assert summary["status"] == "finished"
-    assert [line["round"] for line in lines] == list(range(1, summary["config"]["rounds"] + 1))
-    assert summary["best_accuracy"] == max(accuracies) and summary["final_accuracy"] == accuracies[-1]
-    assert summary["last10_accuracy"] == pytest.approx(sum(accuracies[-10:]) / 10)
-    client_rounds = sum(len(line["clients"]) for line in lines)
-    uplink = sum(line["uplink_bytes"] for line in lines) / client_rounds
-    assert summary["uplink_bytes_per_client_round"] == pytest.approx(uplink)
+@pytest.mark.parametrize("folder", RECORDS, ids=lambda path: "-".join(path.parts[-3:]))
+def test_a_record_is_whole_small_and_what_its_rounds_say(folder):
+    record = load_record(folder)
+    assert record.faults() == []
+    summary, lines = record.summary, record.lines
+    assert summary["best_accuracy"] == max(record.accuracy) and summary["final_accuracy"] == record.accuracy[-1]
+    assert summary["last10_accuracy"] == pytest.approx(sum(record.accuracy[-10:]) / 10)
+    uploads = sum(len(line["clients"]) - len(line.get("lost", ())) for line in lines)
+    assert summary["uplink_bytes_per_client_round"] == pytest.approx(sum(record.uplink_bytes) / uploads)
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 160_000
+    assert {path.name for path in folder.iterdir()} == {"summary.json", "rounds.jsonl"}
+
+
+@pytest.mark.parametrize("folder", RECORDS, ids=lambda path: "-".join(path.parts[-3:]))
+def test_a_record_lies_where_its_cell_looks_for_it(folder):
+    cell = Cell(Experiment(**json.loads((folder / "summary.json").read_text())["config"]).resolved())
+    assert ROOT / "results" / cell.folder == folder
+    assert load_record(folder).identity == cell.identity
+
+
+def test_results_page_is_what_the_records_say():
+    book, records = load_book(ROOT / "experiments"), Records.load(ROOT / "results")
+    page = (ROOT / "RESULTS.md").read_text()
+    assert page == render(book, records, Path("results/figures")), "run `make results`"
+    for picture in re.findall(r"\]\((results/figures/[^)]*)\)", page):
+        assert (ROOT / picture).is_file() and (ROOT / picture).with_suffix(".svg").is_file()
+
+
+def test_notes_are_words():
+    """Figures come from records; a name such as Non-IID-2 is none."""
+    for note in load_book(ROOT / "experiments").notes:
+        assert not re.search(r"\d\.\d|\d\s*(%|point|percent)", note.text), note.text

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import time
 
 import pytest
 import torch
@@ -142,7 +143,7 @@ def test_record_is_complete_and_true(tmp_path):
         record.add(round_)
         state = after
         assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "running"
-    record.close("finished", state)
+    record.close("finished", 2, state)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     accuracies = [line["accuracy"] for line in lines]
@@ -164,6 +165,32 @@ def test_record_is_complete_and_true(tmp_path):
             assert report["relative_error"] > 0 and report["step"] > 0 and 0 <= report["clipped"] <= 1
     saved = load_file(tmp_path / "run" / "model.safetensors")
     assert all(torch.equal(saved[name], state.w[name]) for name in state.w)
+
+
+@pytest.mark.parametrize(
+    ("partition", "expected"),
+    [
+        ("iid", (None, None, None)),
+        ("dirichlet", (0.7, None, None)),
+        ("labels", (None, 3, None)),
+        ("virtual", (0.7, None, 64)),
+        ("virtual-iid", (None, None, 64)),
+    ],
+)
+def test_a_setting_is_recorded_where_the_partition_uses_it(partition, expected):
+    found = Experiment(partition=partition, beta=0.7).resolved()
+    assert (found.beta, found.labels, found.samples) == expected
+    assert found.resolved() == found
+
+
+def test_a_million_clients_start_at_once_and_only_those_that_took_part_cost_anything():
+    start = time.perf_counter()
+    federation = prepare(sample("ef-signsgd", partition="virtual", clients=10**6, per_round=5, rounds=2))
+    drawn = [federation.sampled(t) for t in range(20)]
+    assert time.perf_counter() - start < 5
+    assert len({client for clients in drawn for client in clients}) > 90  # of 100 draws from a million
+    *_, (_, state) = rounds(federation, SequentialEngine(federation), initial_state(federation))
+    assert set(state.memories) == {*drawn[0], *drawn[1]}
 
 
 def test_diverged_training_is_said_with_round_and_client():
@@ -188,6 +215,7 @@ def test_diverged_training_is_said_with_round_and_client():
         ({"partition": "labels", "labels": 11}, ConfigError, "11 labels per client"),
         ({"partition": "labels", "clients": 4, "labels": 2}, DataError, "use more clients or more labels"),
         ({"beta": 0.0}, ConfigError, "beta"),
+        ({"partition": "virtual", "samples": 10}, ConfigError, "10 samples for each virtual client"),
         ({"model": "nope"}, ConfigError, "unknown model 'nope'"),
     ],
 )

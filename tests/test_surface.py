@@ -11,8 +11,8 @@ SOURCE = Path(fedbat.__file__).parent
 
 # Each module may import from the layers before its own, never from later ones.
 LAYERS = [
-    {"errors", "streams"},
-    {"binarize", "packing", "layout", "settings"},
+    {"errors", "provenance", "streams"},
+    {"binarize", "packing", "layout", "settings", "storage"},
     {"parts"},
     {"wire", "method"},
     {"methods"},
@@ -21,10 +21,13 @@ LAYERS = [
     {"data", "models"},
     {"experiment"},
     {"engine"},
+    {"memories"},
     {"simulation"},
-    {"records", "view"},
+    {"checkpoint", "records", "view"},
+    {"run"},
     {"plots"},
-    {"cli"},
+    {"reproduce"},
+    {"cli", "flower"},
     {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

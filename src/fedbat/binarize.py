@@ -45,7 +45,7 @@ def binarize_backward(m: Tensor, alpha: Tensor, s: Tensor, grad: Tensor) -> tupl
     # grad * [|m| <= alpha] in one pass; the operator's interval is open, so its bound is the float after 1.
     after_one = 1 + torch.finfo(m.dtype).eps
     grad_m = torch.ops.aten.hardtanh_backward(grad, m / _divisor(alpha), -after_one, after_one)
-    return grad_m, inner(grad, s) - inner(grad_m, m)
+    return grad_m, (inner(grad, s) - inner(grad_m, m)).to(m.dtype)
 
 
 def step_size(
@@ -65,7 +65,10 @@ def step_size(
 
 def mean_abs(m: Tensor) -> Tensor:
     """||m||_1 / d, the step size that Eq. 13 starts from."""
-    return m.abs().mean()
+    magnitude = m.abs()
+    if m.device.type == "cpu":
+        return magnitude.mean()
+    return (magnitude.sum(dtype=torch.float64) / m.numel()).to(m.dtype)  # as in `inner`
 
 
 def inf_norm(m: Tensor) -> Tensor:
@@ -99,14 +102,15 @@ def top_indices(x: Tensor, share: float) -> Tensor:
 def keep_top(x: Tensor, share: float) -> Tensor:
     """`x` with all but its largest `share` by magnitude set to zero, in the same memory format."""
     flat, kept = _in_storage_order(x, x), torch.zeros_like(x)
-    index = top_indices(flat, share)
+    index = flat.abs().topk(num_kept(x.numel(), share), sorted=False).indices
     _in_storage_order(kept, x)[index] = flat[index]
     return kept
 
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
-    """<a, b> over all entries."""
-    return torch.dot(_in_storage_order(a, a), _in_storage_order(b, a))
+    """<a, b> over all entries; on GPUs in float64, so that no kernel's order of summing shows in float32."""
+    x, y = _in_storage_order(a, a), _in_storage_order(b, a)
+    return torch.dot(x, y) if x.device.type == "cpu" else torch.dot(x.double(), y.double())
 
 
 def _in_storage_order(x: Tensor, like: Tensor) -> Tensor:

@@ -2,16 +2,15 @@
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
-from fedbat.data import DATASETS, Dataset, load_dataset, partition
+from fedbat.data import DATASETS, MIN_SAMPLES, PARTITIONS, Dataset, Split, load_dataset, partition
 from fedbat.errors import ConfigError
 from fedbat.layout import Layout, layout_of
 from fedbat.method import Method
@@ -35,14 +34,17 @@ class Experiment:
     batch_size: int = 64
     lr: float = 0.1
     model: str | None = None
-    beta: float | None = None  # of the Dirichlet partition
+    beta: float | None = None  # of Dirichlet partitions; it and the next two stay None where the partition has no use
     labels: int | None = None  # per client, in the label partitions
+    samples: int | None = None  # per client, in virtual populations
     seed: int = 0
     partition_seed: int = 1234
 
     def __post_init__(self) -> None:
         if self.dataset not in DATASETS:
             raise ConfigError(f"unknown data set {self.dataset!r}; choose from {', '.join(DATASETS)}")
+        if self.partition not in PARTITIONS:
+            raise ConfigError(f"unknown partition {self.partition!r}; choose from {', '.join(PARTITIONS)}")
         for name in ("clients", "per_round", "rounds", "epochs", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -64,13 +66,22 @@ class Experiment:
         """With every default written out."""
         spec = DATASETS[self.dataset]
         model = self.model or spec.default_model
+
+        def used(setting: str, default: float) -> Any:
+            """Given, or by default; None where the partition has no use for it."""
+            if setting not in PARTITIONS[self.partition].uses:
+                return None
+            given = getattr(self, setting)
+            return default if given is None else given
+
         return dataclasses.replace(
             self,
             settings=dict(self.settings),
             model=model,
             rounds=self.rounds or (200 if model.startswith("resnet") else 100),
-            beta=spec.default_beta if self.beta is None else self.beta,
-            labels=spec.default_labels if self.labels is None else self.labels,
+            beta=used("beta", spec.default_beta),
+            labels=used("labels", spec.default_labels),
+            samples=used("samples", MIN_SAMPLES),
         )
 
 
@@ -81,7 +92,7 @@ class Federation:
     experiment: Experiment
     method: Method
     data: Dataset
-    split: Sequence[NDArray[np.int64]]  # sample indices per client
+    split: Split  # sample indices per client
     model: nn.Module  # holds the initial weights
     layout: Layout
 
@@ -96,11 +107,11 @@ class Federation:
         return self.experiment.epochs * -(-len(self.split[client]) // self.experiment.batch_size)
 
 
-def prepare(experiment: Experiment, data_root: Path | None = None) -> Federation:
-    """Load, split and build; every mistake in an experiment shows here, before anything is written."""
+def prepare(experiment: Experiment, data_root: Path | None = None, data: Dataset | None = None) -> Federation:
+    """Load (unless `data` is at hand), split, build; every mistake in an experiment shows before a file is written."""
     experiment = experiment.resolved()
-    assert experiment.model is not None and experiment.beta is not None and experiment.labels is not None
-    data = load_dataset(experiment.dataset, data_root)
+    assert experiment.model is not None
+    data = data or load_dataset(experiment.dataset, data_root)
     split = partition(
         experiment.partition,
         data.y_train.numpy(),
@@ -108,6 +119,7 @@ def prepare(experiment: Experiment, data_root: Path | None = None) -> Federation
         experiment.partition_seed,
         experiment.beta,
         experiment.labels,
+        experiment.samples,
     )
     seed = stream_seed(experiment.seed, "init")
     model = build_model(experiment.model, data.spec.shape, data.spec.num_classes, seed)

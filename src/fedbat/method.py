@@ -66,7 +66,7 @@ class Method:
         return False
 
     def prepare(self, w: Tensors, local: Local) -> Tensors:
-        """`local.fixed` for the coming altered forward pass."""
+        """`local.fixed` for what comes: an altered forward pass, or the encoding."""
         return local.fixed
 
     def forward(self, w: Tensors, local: Local, u: Tensors) -> Forward:

@@ -9,6 +9,7 @@ import math
 import struct
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -44,12 +45,12 @@ class Part(ABC):
         """Bits of information, step size included, padding not."""
 
     @property
-    def step(self) -> float | None:
+    def step(self) -> Tensor | None:
         """The step size sent with it, if there is one."""
         return None
 
     @property
-    def reach(self) -> float | None:
+    def reach(self) -> Tensor | None:
         """The largest magnitude it can express, if there is one: what lies beyond is clipped."""
         return None
 
@@ -162,15 +163,18 @@ class Signs(Part):
         return self.count + 32
 
     @property
-    def step(self) -> float | None:
-        return float(self.scale)
+    def step(self) -> Tensor | None:
+        return self.scale
 
     @property
-    def reach(self) -> float | None:
-        return float(self.scale)
+    def reach(self) -> Tensor | None:
+        return self.scale
 
     def unpack(self) -> Tensor:
-        values = torch.zeros(self.count, dtype=torch.float32, device=self.packed.device)
+        if self.packed.device.type != "cpu":  # nobody asks the device for a number: this can be recorded
+            positive = packing.unpack_signs(self.packed, self.count)
+            return positive.to(torch.float32).mul_(2).sub_(1).mul_(self.scale)
+        values = torch.zeros(self.count, dtype=torch.float32, device="cpu")
         self.add_to(values, 1.0)
         return values
 
@@ -216,20 +220,17 @@ class Levels(Part):
         return self.width * self.numel + 32
 
     @property
-    def step(self) -> float | None:
+    def step(self) -> Tensor | None:
         """The distance between neighbouring levels."""
-        return float(self.scale) / num_steps(self.width)
+        return self.scale / num_steps(self.width)
 
     @property
-    def reach(self) -> float | None:
-        return float(self.scale)
+    def reach(self) -> Tensor | None:
+        return self.scale
 
     def unpack(self) -> Tensor:
-        s = num_steps(self.width)
-        # j / s first: the outermost levels are then exactly +-scale, and no finite scale overflows. On the CPU, because
-        # on a GPU torch divides by multiplying with 1 / s.
-        values = torch.arange(-s, s + 1, dtype=torch.float32, device="cpu") / s * float(self.scale)
-        return values.to(self.codes.device)[self.codes.int()]
+        values = _unit_levels(self.width, self.codes.device) * self.scale.to(self.codes.device)
+        return values[self.codes.int()]
 
     def record(self) -> Record:
         """The parameter is the width, the word the scale."""
@@ -316,6 +317,14 @@ class Sparse(Part):
 
 KINDS: dict[int, type[Part]] = {kind.KIND: kind for kind in (Dense, Signs, Levels, Sparse)}
 """Kinds 0 to 15 as above; 16 to 31 are kept for kinds whose body begins with a 64-bit seed."""
+
+
+@cache
+def _unit_levels(width: int, device: torch.device) -> Tensor:
+    """j / s: times the scale, the outermost are exactly +-scale, and no finite scale overflows."""
+    s = num_steps(width)
+    # On the CPU, because on a GPU torch divides by multiplying with 1 / s.
+    return (torch.arange(-s, s + 1, dtype=torch.float32, device="cpu") / s).to(device)
 
 
 def num_steps(width: int) -> int:

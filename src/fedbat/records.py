@@ -3,79 +3,191 @@
 summary.json        configuration, provenance, and the figures people compare
 rounds.jsonl        one line per round, layer errors included
 model.safetensors   the global model at the end
+checkpoint/         while the run is unfinished: what it needs to go on
 """
 
 import copy
 import dataclasses
 import json
 import math
-import os
-import platform
-import subprocess
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save_model
 
-from fedbat.errors import ConfigError
-from fedbat.experiment import Federation
+from fedbat.errors import ConfigError, DataError
+from fedbat.experiment import Experiment, Federation
 from fedbat.layout import tensors_of
+from fedbat.provenance import provenance
 from fedbat.simulation import Round, State
+from fedbat.storage import DRAFT, draft_of, write_text
+from fedbat.training import LayerReport
 
 
 class RunRecord:
     """The folder of one run; removed again if not even one round was done."""
 
-    def __init__(self, folder: Path, federation: Federation, engine: dict[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, federation: Federation, engine: Mapping[str, str | None] | None = None) -> None:
         check_free(folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"--out {folder} cannot be created ({error.strerror}); name another folder") from None
+        _make(folder)
         self.folder, self.federation = folder, federation
         self.rounds: list[Round] = []
-        self._provenance = provenance() | {"engine": engine}
+        self.legs = [_leg(1, engine)]  # who computed which rounds
+        self._write_summary("running")
+
+    @classmethod
+    def read(cls, folder: Path, federation: Federation) -> "RunRecord":
+        """What a run has written so far."""
+        record = cls.__new__(cls)
+        record.folder, record.federation = folder, federation
+        record.rounds = _read_rounds(folder / "rounds.jsonl")
+        summary = read_summary(folder)
+        record.legs = [{"first_round": 1, **{key: summary[key] for key in _LEG}}, *summary["resumed"]]
+        return record
+
+    def resume(self, num_rounds: int, engine: Mapping[str, str | None] | None = None) -> None:
+        """Go on after so many rounds; the file may be ahead of the checkpoint, or end in half a line."""
+        self._cut(num_rounds)
+        first = num_rounds + 1
+        self.legs = [leg for leg in self.legs if leg["first_round"] < first] + [_leg(first, engine)]
+        self._write_summary("running")
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done."""
+        return len(self.rounds) == self.federation.experiment.rounds
 
     def add(self, round_: Round) -> None:
         """Append a round; what is on disk stays valid if the process dies right after."""
-        self.rounds.append(round_)
-        line = json.dumps(_jsonable(round_line(round_)), allow_nan=False)
         with (self.folder / "rounds.jsonl").open("a") as file:
-            file.write(line + "\n")
+            file.write(_line(round_))
+        self.rounds.append(round_)
         self._write_summary("running")
 
-    def close(self, status: str, state: State) -> None:
-        """Write the final summary ("finished", "interrupted" or "failed") and the model."""
+    def close(self, status: str, num_rounds: int, state: State) -> None:
+        """Write the model after so many rounds and the final summary ("finished", "interrupted" or "failed")."""
+        self._cut(num_rounds)  # Ctrl-C may have come while a line was written
         if not self.rounds:
-            self.folder.rmdir()
+            for name in ("rounds.jsonl", "summary.json"):
+                (self.folder / name).unlink()
+            with suppress(OSError):  # somebody else's files stay
+                self.folder.rmdir()
             return
         model = copy.deepcopy(self.federation.model)
         with torch.no_grad():
             for name, tensor in tensors_of(model, self.federation.layout).items():
                 tensor.copy_(state.w[name])
-        save_model(model, str(self.folder / "model.safetensors"))
+        with draft_of(self.folder / "model.safetensors") as draft:
+            save_model(model, str(draft))
         self._write_summary(status)
 
+    def _cut(self, num_rounds: int) -> None:
+        path = self.folder / "rounds.jsonl"
+        if len(self.rounds) < num_rounds:
+            raise DataError(
+                f"{path} has {len(self.rounds)} whole rounds, expected the {num_rounds} of the checkpoint; "
+                "start the run anew in another folder"
+            )
+        del self.rounds[num_rounds:]
+        write_text(path, "".join(map(_line, self.rounds)))
+
     def _write_summary(self, status: str) -> None:
-        summary = {"status": status, **self._provenance, **summarize(self.federation, self.rounds)}
-        draft = self.folder / "summary.json.draft"
-        draft.write_text(json.dumps(_jsonable(summary), indent=2, allow_nan=False) + "\n")
-        os.replace(draft, self.folder / "summary.json")
+        start, *resumed = self.legs
+        origin = {key: start[key] for key in _LEG} | {"resumed": resumed}
+        summary = {"status": status, **origin, **summarize(self.federation, self.rounds)}
+        write_text(self.folder / "summary.json", json.dumps(_jsonable(summary), indent=2, allow_nan=False) + "\n")
 
 
 def check_free(folder: Path) -> None:
     """Refuse a folder that already holds something."""
     if folder.is_file():
         raise ConfigError(f"--out {folder} is a file, expected a new folder; name another")
-    if folder.is_dir() and any(folder.iterdir()):
+    if is_begun(folder) and not is_finished(folder):
+        raise ConfigError(
+            f"--out {folder} holds an unfinished run; go on with it by `fedbat resume {folder}`, or name a new folder"
+        )
+    if folder.is_dir() and any(path.suffix != DRAFT for path in folder.iterdir()):
         raise ConfigError(f"--out {folder} already exists and is not empty; name a new folder or remove this one")
 
 
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {folder} cannot be created ({error.strerror}); name another folder") from None
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether a run or a comparison was begun in this folder."""
+    return any((folder / name).is_file() for name in ("summary.json", "compare.json"))
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether what was begun in this folder has done all its rounds."""
+    if runs := [folder / experiment.method for experiment in read_plan(folder)]:
+        return all(is_begun(run) and is_finished(run) for run in runs)
+    return bool(read_summary(folder)["status"] == "finished")
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """summary.json of a run's folder."""
+    try:
+        found = json.loads((folder / "summary.json").read_text())
+    except (OSError, ValueError):
+        raise DataError(f"{folder} holds no run; name a folder made by `fedbat run` or `fedbat compare`") from None
+    return {"resumed": [], "engine": None, **found}
+
+
+def read_experiment(folder: Path) -> Experiment:
+    """The experiment that was recorded there."""
+    return experiment_of(read_summary(folder)["config"])
+
+
+def write_plan(folder: Path, experiments: Sequence[Experiment]) -> None:
+    """compare.json: which runs belong to a comparison, so that those not yet begun are known, too."""
+    _make(folder)
+    plan = {"runs": [dataclasses.asdict(experiment) for experiment in experiments]}
+    write_text(folder / "compare.json", json.dumps(_jsonable(plan), indent=2) + "\n")
+
+
+def read_plan(folder: Path) -> list[Experiment]:
+    """The runs of a comparison; none if the folder is not one."""
+    path = folder / "compare.json"
+    return [experiment_of(config) for config in json.loads(path.read_text())["runs"]] if path.is_file() else []
+
+
+def experiment_of(config: Mapping[str, Any]) -> Experiment:
+    """An experiment from its recorded form."""
+    try:
+        return Experiment(**config).resolved()
+    except TypeError as error:
+        raise DataError(f"this run was recorded by another version of fedbat ({error}); run it anew") from None
+
+
+def _read_rounds(path: Path) -> list[Round]:
+    """All whole lines; a process may have died within the last."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()
+    try:
+        return [_round_of(json.loads(line)) for line in lines]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} cannot be read ({error}); start the run anew in another folder") from None
+
+
 def summarize(federation: Federation, rounds: list[Round]) -> dict[str, Any]:
-    """The figures of a run from its rounds."""
+    """The figures of a run from its rounds; before the first there is only what was asked for."""
+    asked = {
+        "config": dataclasses.asdict(federation.experiment),
+        "method_settings": federation.method.settings(),
+        "seed": federation.experiment.seed,
+        "rounds_done": len(rounds),
+    }
+    if not rounds:
+        return asked
     accuracies = [round_.accuracy for round_ in rounds]
     client_rounds = sum(len(round_.clients) for round_ in rounds)
     uploads = sum(round_.num_uploads for round_ in rounds)
@@ -83,11 +195,7 @@ def summarize(federation: Federation, rounds: list[Round]) -> dict[str, Any]:
     num_parameters = sum(p.numel() for p in federation.model.parameters())
     num_compressed = sum(entry.numel for entry in federation.layout.compressed)
     nbits = sum(round_.uplink_nbits for round_ in rounds) / uploads
-    return {
-        "config": dataclasses.asdict(federation.experiment),
-        "method_settings": federation.method.settings(),
-        "seed": federation.experiment.seed,
-        "rounds_done": len(rounds),
+    return asked | {
         "best_accuracy": max(accuracies),
         "final_accuracy": accuracies[-1],
         "last10_accuracy": sum(accuracies[-10:]) / len(accuracies[-10:]),
@@ -108,46 +216,25 @@ def round_line(round_: Round) -> dict[str, Any]:
     return {"round": line.pop("index") + 1, **line, "layers": layers}
 
 
-def provenance() -> dict[str, Any]:
-    """Which code ran on which machine."""
-    return {
-        "versions": {
-            "fedbat": package_version(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-        },
-        "git_revision": _git_revision(),
-        "machine": {
-            "system": platform.platform(),
-            "processor": platform.machine(),
-            "cpus": os.cpu_count(),
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        },
-    }
+def _line(round_: Round) -> str:
+    return json.dumps(_jsonable(round_line(round_)), allow_nan=False) + "\n"
 
 
-def package_version() -> str:
-    """The installed version, or that of a bare source tree."""
-    try:
-        return version("fedbat")
-    except PackageNotFoundError:
-        return "source"
+def _round_of(line: dict[str, Any]) -> Round:
+    """The inverse of `round_line`; what JSON had no word for is read as NaN."""
+    figures = {key: math.nan if line[key] is None else line[key] for key in ("accuracy", "loss", "train_loss")}
+    layers = {name: LayerReport(**report) for name, report in line["layers"].items()}
+    lost = {int(client): reason for client, reason in line["lost"].items()}
+    index = line.pop("round") - 1
+    return Round(**(line | figures | {"index": index, "lost": lost, "layers": layers}))
 
 
-def _git_revision() -> str | None:
-    """Of the source tree this package runs from, with "+" when it has changes; None when installed."""
-    here = Path(__file__).parent
-    try:
-        command = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
-        tracked = subprocess.run(
-            ["git", "-C", str(here), "ls-files", "--error-unmatch", __file__], capture_output=True, timeout=10
-        )
-        if tracked.returncode:
-            return None
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
+_LEG = ("versions", "git_revision", "machine", "engine")
+
+
+def _leg(first_round: int, engine: Mapping[str, str | None] | None) -> dict[str, Any]:
+    """The provenance of the rounds from `first_round` on."""
+    return {"first_round": first_round, **provenance(), "engine": engine}
 
 
 def _jsonable(value: Any) -> Any:

@@ -9,6 +9,7 @@ from fedbat.engine.base import ClientResult, Engine, Lost
 from fedbat.errors import MethodError, WireError
 from fedbat.experiment import Federation
 from fedbat.layout import tensors_of
+from fedbat.memories import Memories
 from fedbat.server import Aggregator
 from fedbat.streams import Tensors
 from fedbat.training import LayerReport
@@ -38,45 +39,49 @@ class Round:
 
 
 class State(NamedTuple):
-    """Everything a run carries from round to round."""
+    """Everything a run carries from round to round; all else follows from the experiment and the round's number."""
 
     w: Tensors  # the global tensors that travel
-    memories: dict[int, Tensors]  # what clients remember, by client
+    memories: Memories  # what clients remember; an older state's are gone once the next round has begun
 
 
-def initial_state(federation: Federation) -> State:
-    """The model as built, and no memories."""
+def initial_state(federation: Federation, memories: Memories | None = None) -> State:
+    """The model as built, and no memories; an empty `memories` says where they may go."""
     tensors = tensors_of(federation.model, federation.layout)
-    return State({name: tensor.clone() for name, tensor in tensors.items()}, {})
+    w = {name: tensor.clone() for name, tensor in tensors.items()}
+    return State(w, Memories() if memories is None else memories)
 
 
 def rounds(
-    federation: Federation, engine: Engine, state: State, on_client: Callable[[], None] = lambda: None
+    federation: Federation,
+    engine: Engine,
+    state: State,
+    on_client: Callable[[], None] = lambda: None,
+    *,
+    first: int = 0,
 ) -> Iterator[tuple[Round, State]]:
-    """Run all rounds; yields each with the state after it, and calls `on_client` after each client."""
+    """Run the rounds from `first` on; yields each with the state after it, and calls `on_client` after each client.
+
+    `state` is the one before round `first`: a run that goes on from any of its states is the run it would have been.
+    """
     assert federation.experiment.rounds is not None
-    for index in range(federation.experiment.rounds):
+    for index in range(first, federation.experiment.rounds):
         start = time.perf_counter()
         clients, lost, uplink_bytes = federation.sampled(index), dict[int, str](), 0
         results: list[ClientResult] = []
         aggregator = Aggregator(federation.method, federation.layout, state.w)
-        memories = dict(state.memories)
+        memories = state.memories.begin()
         for result in engine.train(state.w, index, clients, state.memories):
             if isinstance(result, Lost):
                 lost[result.client] = result.reason
                 on_client()
                 continue
-            try:
-                payload = Payload.from_bytes(result.upload, federation.layout, context=index)
-            except WireError as error:
-                raise WireError(
-                    f"round {index + 1}, client {result.client}: {error}; if training diverged, lower --lr"
-                ) from None
-            aggregator.add(payload, result.num_samples)
+            _add(aggregator, result, index)
             if result.memory:
-                memories[result.client] = result.memory
+                memories.remember(result.client, result.memory)
             uplink_bytes += len(result.upload)
-            results.append(result._replace(upload=b"", memory={}))  # what was added is forgotten
+            result = result._replace(upload=b"", memory={})  # what was added is forgotten before the next one trains
+            results.append(result)
             on_client()
         if not results:
             raise MethodError(f"round {index + 1}: no client finished; {'; '.join(lost.values())}")
@@ -98,6 +103,16 @@ def rounds(
             ),
             state,
         )
+
+
+def _add(aggregator: Aggregator, result: ClientResult, index: int) -> None:
+    try:
+        payload = Payload.from_bytes(result.upload, aggregator.layout, context=index)
+    except WireError as error:
+        raise WireError(
+            f"round {index + 1}, client {result.client}: {error}; if training diverged, lower --lr"
+        ) from None
+    aggregator.add(payload, result.num_samples)
 
 
 def _mean_reports(results: list[ClientResult]) -> dict[str, LayerReport]:

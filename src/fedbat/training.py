@@ -121,6 +121,7 @@ class LocalTraining:
         parts: dict[str, Part] = {}
         memory = self.memory
         if self._w:
+            self._local.fixed = self.method.prepare(self._w, self._local)
             parts, memory = self.method.encode(self._w, self._local, memory, self._noise)
         rest: Tensors = {}
         for entry in self.layout.rest:
@@ -128,13 +129,13 @@ class LocalTraining:
             rest[entry.name] = now.clone() if entry.role == "max" else wide(now) - wide(start)
             if entry.role == "dense":
                 now.copy_(wide(start) + rest[entry.name])
-        layers = {}
+        sent_updates = {}
         for name, part in parts.items():
             sent = part.unpack().to(update[name].dtype).view(update[name].shape)
             weights = sent if self.method.sends_weights else self._w[name] + sent
             self._live[name].copy_(weights)
-            sent_update = sent - self._w[name] if self.method.sends_weights else sent
-            layers[name] = _report(update[name], sent_update, part)
+            sent_updates[name] = sent - self._w[name] if self.method.sends_weights else sent
+        layers = layer_reports(parts, measure_layers(update, sent_updates, parts))
         return Upload(Payload(self.layout, parts, rest, self.context), memory, self.step.index, layers)
 
     def __enter__(self) -> Self:
@@ -165,7 +166,7 @@ class LocalTraining:
                 parameter.grad = grads[name].to(parameter.dtype)
         for name, value in self._local.learned.items():
             value.grad = learned.get(name)
-        self._local.last = replace(self._seen, weights={})
+        self._local.last, self._local.update, self._u = self._seen, {}, {}  # room for those of the next step
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.step = Step(self.step.index + 1, self.step.total)
@@ -187,6 +188,7 @@ class LocalTraining:
         self._point_at_live()
         for name, weights in self._seen.weights.items():
             self._live[name].copy_(weights)
+        self._seen = replace(self._seen, weights={})  # they lie in the model now
 
     @torch.no_grad()
     def _restore_latent(self) -> None:
@@ -228,11 +230,28 @@ class LocalTraining:
 begin = LocalTraining  # reads better where a round begins: `local = begin(method, model, optimizer, num_steps)`
 
 
-def _report(update: Tensor, sent: Tensor, part: Part) -> LayerReport:
-    norm = torch.linalg.vector_norm(update)
-    error = torch.linalg.vector_norm(sent - update) / torch.where(norm > 0, norm, 1.0)
-    clipped = None if part.reach is None else float((update.abs() > part.reach).float().mean())
-    return LayerReport(float(error), part.step, clipped)
+def measure_layers(update: Tensors, sent: Tensors, parts: Mapping[str, Part]) -> Tensor:
+    """The figures of all layer reports, [3, layers]: one tensor, so that a GPU is asked only once."""
+    if not parts:
+        return torch.empty(3, 0, device="cpu")
+    true, zero = [update[name] for name in parts], torch.zeros_like(next(iter(update.values())).sum())
+    norms = torch.stack(torch._foreach_norm(true))
+    errors = torch.stack(torch._foreach_norm(torch._foreach_sub([sent[name] for name in parts], true)))
+    steps = [zero if part.step is None else part.step.to(zero) for part in parts.values()]
+    reaches = [part.reach for part in parts.values()]
+    clipped = [
+        zero if reach is None else (m.abs() > reach).to(zero.dtype).mean()
+        for m, reach in zip(true, reaches, strict=True)
+    ]
+    return torch.stack([errors / torch.where(norms > 0, norms, 1.0), torch.stack(steps), torch.stack(clipped)])
+
+
+def layer_reports(parts: Mapping[str, Part], figures: Tensor) -> dict[str, LayerReport]:
+    """What `measure_layers` found, by layer."""
+    return {
+        name: LayerReport(error, None if part.step is None else step, None if part.reach is None else clipped)
+        for (name, part), (error, step, clipped) in zip(parts.items(), figures.T.tolist(), strict=True)
+    }
 
 
 def wide(tensor: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """What a person sees while a run goes on: a live line in a terminal, plain lines elsewhere."""
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -25,7 +26,7 @@ class RunView:
     def __init__(self, console: Console, label: str, num_rounds: int, per_round: int, num_parameters: int) -> None:
         self.console, self.label, self.num_rounds = console, label, num_rounds
         self.per_round, self.num_parameters = per_round, num_parameters
-        self._uplink, self._start = 0, time.perf_counter()
+        self.num_done, self._uplink, self._start, self._before = 0, 0, time.perf_counter(), 0
         bar = [BarColumn(bar_width=20)] if console.width >= 110 else []  # the figures matter more than the bar
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
@@ -38,6 +39,13 @@ class RunView:
         first = f"round 0/{num_rounds}"
         self._task = self._progress.add_task(label, total=num_rounds * per_round, figures=first)
 
+    def begin(self, done: Sequence[Round]) -> None:
+        """The run starts, or goes on after these rounds."""
+        self.num_done, self._before, self._start = len(done), len(done), time.perf_counter()
+        self._uplink = sum(round_.uplink_bytes for round_ in done)
+        figures = f"round {len(done)}/{self.num_rounds}"
+        self._progress.update(self._task, completed=len(done) * self.per_round, figures=figures)
+
     def client(self) -> None:
         """A client has finished."""
         self._progress.advance(self._task)
@@ -47,7 +55,7 @@ class RunView:
         for client, reason in round_.lost.items():
             self.console.print(f"[yellow]round {round_.index + 1} went on without client {client}:[/] {escape(reason)}")
         self._uplink += round_.uplink_bytes
-        done = round_.index + 1
+        self.num_done = done = round_.index + 1
         bits = 8 * round_.uplink_bytes / round_.num_uploads / self.num_parameters
         unit = "bit" if self.console.is_terminal and self.console.width < 90 else "bit/param"
         figures = (
@@ -56,7 +64,8 @@ class RunView:
         )
         self._progress.update(self._task, completed=done * self.per_round, figures=figures)
         if not self.console.is_terminal:
-            left = (time.perf_counter() - self._start) / done * (self.num_rounds - done)
+            pace = (time.perf_counter() - self._start) / (done - self._before)
+            left = pace * (self.num_rounds - done)
             self.console.print(f"{self.label:<13}  {figures}  {left:.0f} s left", soft_wrap=True, highlight=False)
 
     def __enter__(self) -> Self:

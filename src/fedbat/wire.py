@@ -58,9 +58,13 @@ class Payload:
             records.append(_RECORD.pack(kind, parameter, 0, word))
             bodies.append(part.body())
         bodies += [_rest_to_bytes(self.rest[entry.name], entry) for entry in self.layout.rest]
-        after = b"".join(records + bodies)
-        header = _HEADER.pack(MAGIC, VERSION, len(records), self.layout.hash, self.context, HEADER_BYTES + len(after))
-        return header + _CHECKSUM.pack(zlib.crc32(after, zlib.crc32(header))) + after
+        pieces = records + bodies
+        length = HEADER_BYTES + sum(map(len, pieces))
+        header = _HEADER.pack(MAGIC, VERSION, len(records), self.layout.hash, self.context, length)
+        checksum = zlib.crc32(header)
+        for piece in pieces:
+            checksum = zlib.crc32(piece, checksum)
+        return b"".join([header, _CHECKSUM.pack(checksum), *pieces])
 
     @staticmethod
     def from_bytes(raw: bytes | bytearray | memoryview, layout: Layout, context: int | None = None) -> "Payload":

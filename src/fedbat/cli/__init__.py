@@ -12,9 +12,11 @@ from rich.markup import escape
 
 from fedbat.cli.listing import data_list, data_show, methods
 from fedbat.cli.options import console
+from fedbat.cli.reproduce import reproduce
+from fedbat.cli.resume import resume
 from fedbat.cli.runs import compare, run
 from fedbat.errors import ConfigError, DataError, FedbatError
-from fedbat.records import package_version
+from fedbat.provenance import package_version
 
 app = typer.Typer(
     help="Federated learning that sends one bit per weight.",
@@ -24,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 data_app = typer.Typer(help="Data sets and who holds which part of them.", no_args_is_help=True)
-for command in (run, compare, methods):
+for command in (run, compare, resume, methods, reproduce):
     app.command()(command)
 app.add_typer(data_app, name="data")
 data_app.command("list")(data_list)

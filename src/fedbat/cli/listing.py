@@ -9,12 +9,14 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fedbat.cli.options import Beta, Clients, Dataset, Labels, Partition, PartitionSeed, console, say
+from fedbat.cli.options import Beta, Clients, Dataset, Labels, Partition, PartitionSeed, Samples, console, say
 from fedbat.data import DATASETS, draw_partition
 from fedbat.errors import ConfigError
 from fedbat.experiment import Experiment, prepare
 from fedbat.methods import METHODS
 from fedbat.settings import show
+
+_MOST_SHOWN = 500  # clients; more are no longer told apart in a picture
 
 
 def methods() -> None:
@@ -54,6 +56,7 @@ def data_show(
     clients: Clients = 100,
     beta: Beta = None,
     labels: Labels = None,
+    samples: Samples = None,
     partition_seed: PartitionSeed = 1234,
     out: Annotated[Path, typer.Option(help="Picture to write (.png, .svg, .pdf).")] = Path("partition.png"),
 ) -> None:
@@ -74,12 +77,15 @@ def data_show(
         per_round=1,
         beta=beta,
         labels=labels,
+        samples=samples,
         partition_seed=partition_seed,
     )
     federation = prepare(experiment)
     labels_, classes = federation.data.y_train.numpy(), federation.data.spec.num_classes
-    counts = np.stack([np.bincount(labels_[index], minlength=classes) for index in federation.split])
-    draw_partition(counts, f"{dataset}, {partition}, {clients} clients", out)
+    shown = min(clients, _MOST_SHOWN)
+    counts = np.stack([np.bincount(labels_[federation.split[k]], minlength=classes) for k in range(shown)])
+    title = f"{clients:,} clients" if shown == clients else f"the first {shown:,} of {clients:,} clients"
+    draw_partition(counts, f"{dataset}, {partition}, {title}", out)
     say(f"picture in {out}")
 
 

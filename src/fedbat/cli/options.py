@@ -1,5 +1,6 @@
 """What the commands share: their options, the console, and how to say things on it."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -30,16 +31,34 @@ Model = Annotated[
 ]
 Beta = Annotated[float | None, typer.Option(help="Of the Dirichlet partition. Default: 0.3, for cifar100 0.1.")]
 Labels = Annotated[int | None, typer.Option(help="Per client, in label partitions. Default: 3, for cifar100 10.")]
+Samples = Annotated[int | None, typer.Option(help="Per client, in virtual populations. Default: 64.")]
 Seed = Annotated[int, typer.Option(help="Of everything but the split.")]
 PartitionSeed = Annotated[int, typer.Option(help="Of the split; 1234 is the authors'.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A method's hyper-parameter; see [bold]fedbat methods[/]."),
 ]
-EngineName = Annotated[str, typer.Option("--engine", help=f"One of {', '.join(ENGINES)}; auto takes a GPU if any.")]
+EngineName = Annotated[
+    str,
+    typer.Option("--engine", help=f"One of {', '.join(ENGINES)}; auto takes a GPU if any, else all cores."),
+]
 Device = Annotated[str | None, typer.Option(help="For the sequential engine: cpu or cuda.", show_default=False)]
 PrecisionName = Annotated[str, typer.Option("--precision", help="Of the cuda engine: fp32, tf32 or bf16.")]
+MemoryBudget = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="RAM for client memories, say 2GB; the rest goes to disk. Default: half of it."),
+]
 Out = Annotated[Path | None, typer.Option(help="Folder to write, new. Default: under runs/.", show_default=False)]
+
+
+def num_bytes(text: str | None) -> float | None:
+    """A size such as 500MB or 2GB."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", text.strip().upper())
+    if not found:
+        raise ConfigError(f"--memory-budget is {text!r}, expected a size such as 500MB or 2GB")
+    return float(found[1]) * 10.0 ** (3 * " KMGT".index(found[2] or " "))
 
 
 def say(text: str) -> None:

@@ -3,13 +3,12 @@
 import dataclasses
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated
 
 import typer
-from rich.table import Table
 
+from fedbat.cli.execution import Means, execute, execute_all, print_table
 from fedbat.cli.options import (
-    INTERRUPTED,
     BatchSize,
     Beta,
     Clients,
@@ -19,6 +18,7 @@ from fedbat.cli.options import (
     Epochs,
     Labels,
     LearningRate,
+    MemoryBudget,
     Model,
     Out,
     Partition,
@@ -26,22 +26,19 @@ from fedbat.cli.options import (
     PerRound,
     PrecisionName,
     Rounds,
+    Samples,
     Seed,
     Settings,
-    console,
+    num_bytes,
     pair,
     say,
 )
-from fedbat.engine import check_engine, make_engine
-from fedbat.engine.cuda import Precision
+from fedbat.engine import check_engine
 from fedbat.errors import ConfigError
-from fedbat.experiment import Experiment, Federation, prepare
+from fedbat.experiment import Experiment, prepare
 from fedbat.methods import METHODS, make_method
-from fedbat.records import RunRecord, check_free, summarize
+from fedbat.records import check_free, write_plan
 from fedbat.settings import setting_names
-from fedbat.simulation import Round, initial_state, rounds
-from fedbat.view import RunView, megabytes
-from fedbat.wire import dense_upload_bytes
 
 
 def run(
@@ -57,12 +54,14 @@ def run(
     model: Model = None,
     beta: Beta = None,
     labels: Labels = None,
+    samples: Samples = None,
     seed: Seed = 0,
     partition_seed: PartitionSeed = 1234,
     settings: Settings = None,
     engine: EngineName = "auto",
     device: Device = None,
     precision: PrecisionName = "fp32",
+    memory_budget: MemoryBudget = None,
     out: Out = None,
 ) -> None:
     """Run one method and record it.
@@ -89,15 +88,17 @@ def run(
         model=model,
         beta=beta,
         labels=labels,
+        samples=samples,
         seed=seed,
         partition_seed=partition_seed,
     )
     folder = out or _default_folder(f"{dataset}-{partition}-{method}")
+    means = Means(engine, device, precision, num_bytes(memory_budget))
     check_free(folder)
     check_engine(engine, device, precision)
     federation = prepare(experiment)
-    finished = execute(federation, folder, method, engine, device, precision)
-    _print_table({method: finished}, federation)
+    finished = execute(federation, folder, means)
+    print_table({method: finished}, federation)
     say(f"recorded in {folder}")
 
 
@@ -114,12 +115,14 @@ def compare(
     model: Model = None,
     beta: Beta = None,
     labels: Labels = None,
+    samples: Samples = None,
     seed: Seed = 0,
     partition_seed: PartitionSeed = 1234,
     settings: Settings = None,
     engine: EngineName = "auto",
     device: Device = None,
     precision: PrecisionName = "fp32",
+    memory_budget: MemoryBudget = None,
     out: Out = None,
 ) -> None:
     """Run several methods on the same split, initial weights, sampled clients and batches: a table and a picture.
@@ -132,8 +135,6 @@ def compare(
 
       fedbat compare --methods fedavg,fedbat,ef-signsgd,zerofl --dataset fmnist --partition labels --out runs/labels
     """
-    from fedbat.plots import Curve, draw_comparison
-
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if len(set(names)) != len(names) or not names:
         raise ConfigError(f"--methods is {methods!r}, expected different names such as fedavg,fedbat")
@@ -149,6 +150,7 @@ def compare(
         model=model,
         beta=beta,
         labels=labels,
+        samples=samples,
         seed=seed,
         partition_seed=partition_seed,
     )
@@ -157,64 +159,12 @@ def compare(
     per_method = _settings_by_method(names, [pair(text) for text in settings or []])
     experiments = [dataclasses.replace(base, method=name, settings=per_method[name]) for name in names]
     folder = out or _default_folder(f"{dataset}-{partition}-compare")
+    means = Means(engine, device, precision, num_bytes(memory_budget))
     check_free(folder)
     check_engine(engine, device, precision)
-    federations = {experiment.method: prepare(experiment) for experiment in experiments}
-    done: dict[str, list[Round]] = {}
-    for name, federation in federations.items():
-        done[name] = execute(federation, folder / name, name, engine, device, precision)
-    _print_table(done, federation)
-    picture = folder / "compare.png"
-    curves = {name: Curve([r.accuracy for r in found], [r.uplink_bytes for r in found]) for name, found in done.items()}
-    split = f"{partition}, {per_round} of {clients} clients a round, seed {seed}"
-    draw_comparison(curves, f"{dataset}, {split}", picture)
-    say(f"recorded in {folder}, picture in {picture}")
-
-
-def execute(
-    federation: Federation, folder: Path, label: str, engine_name: str, device: str | None, precision: str
-) -> list[Round]:
-    """Run with a live view and a record; Ctrl-C leaves the rounds done so far, recorded."""
-    assert federation.experiment.rounds is not None
-    engine, start = make_engine(federation, engine_name, device, cast(Precision, precision)), initial_state(federation)
-    record = RunRecord(folder, federation, {"name": type(engine).__name__, "precision": precision})
-    num_parameters = sum(p.numel() for p in federation.model.parameters())
-    view = RunView(console, label, federation.experiment.rounds, federation.experiment.per_round, num_parameters)
-    status, state = "failed", start
-    try:
-        with view:
-            for round_, after in rounds(federation, engine, start, view.client):
-                state = after
-                record.add(round_)
-                view.round(round_)
-        status = "finished"
-    except KeyboardInterrupt:
-        status = "interrupted"
-        where = f"recorded in {folder}" if record.rounds else "nothing recorded"
-        say(f"interrupted after {len(record.rounds)} rounds, {where}")
-        raise typer.Exit(INTERRUPTED) from None
-    finally:
-        record.close(status, state)
-    return record.rounds
-
-
-def _print_table(done: dict[str, list[Round]], federation: Federation) -> None:
-    table = Table(box=None, pad_edge=False)
-    columns = ("method", "best", "last", "last 10", "uplink", "vs FedAvg", "bit/param", "seconds")
-    for column in columns:
-        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
-    dense = dense_upload_bytes(federation.layout)
-    for name, found in done.items():
-        s: dict[str, Any] = summarize(federation, found)
-        table.add_row(
-            name,
-            *(f"{100 * s[key]:.2f} %" for key in ("best_accuracy", "final_accuracy", "last10_accuracy")),
-            megabytes(sum(r.uplink_bytes for r in found)),
-            f"{dense / s['uplink_bytes_per_client_round']:.1f}x less",
-            f"{s['bits_per_parameter']:.3f}",
-            f"{s['seconds']:.0f}",
-        )
-    console.print(table)
+    federations = [prepare(experiment) for experiment in experiments]
+    write_plan(folder, [federation.experiment for federation in federations])
+    execute_all(federations, folder, means)
 
 
 def _settings_by_method(names: list[str], pairs: list[tuple[str, str]]) -> dict[str, dict[str, str]]:

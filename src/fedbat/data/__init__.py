@@ -10,13 +10,17 @@ from fedbat.data.partition import (
     partition_labels_balanced,
 )
 from fedbat.data.picture import draw_partition
+from fedbat.data.population import MIN_SAMPLES, Population, Split
 from fedbat.data.transforms import augment, normalize
 
 __all__ = [
     "DATASETS",
+    "MIN_SAMPLES",
     "PARTITIONS",
     "Dataset",
+    "Population",
     "Spec",
+    "Split",
     "augment",
     "draw_partition",
     "load_dataset",

@@ -1,23 +1,41 @@
-"""Who holds which samples: labels in, one array of sample indices per client out; every sample is used once.
+"""Who holds which samples: labels in, one array of sample indices per client out.
 
-All draw from NumPy's legacy stream, which is frozen: a seed gives the same clients forever, and for `iid` and
-`dirichlet` those of the authors' code and of NIID-Bench (Li et al. 2022).
+The partitions of this file use every sample once; a virtual population (population.py) shares them. They draw from
+NumPy's legacy stream, which is frozen: a seed gives the same clients forever, and for `iid` and `dirichlet` those of
+the authors' code and of NIID-Bench (Li et al. 2022).
 """
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedbat.data.formats import Labels
+from fedbat.data.population import Population, Split
 from fedbat.errors import ConfigError, DataError
 
 Indices = NDArray[np.int64]
-Partitioner = Callable[[Labels, int, int, float, int], list[Indices]]
 
 MIN_SAMPLES = 10  # of a client in the Dirichlet partition, as in NIID-Bench
 MAX_DRAWS = 1000
+
+
+class Dealt(list[Indices]):
+    """A split that lies in memory."""
+
+    @property
+    def most_samples(self) -> int:
+        """Of any client."""
+        return max(map(len, self))
+
+
+class Scheme(NamedTuple):
+    """A way to split."""
+
+    split: Callable[..., Split]  # called with labels, clients, seed and the settings it uses
+    uses: tuple[str, ...] = ()  # of beta, labels, samples
 
 
 def partition(
@@ -25,24 +43,26 @@ def partition(
     labels: Labels,
     num_clients: int,
     seed: int = 1234,
-    beta: float = 0.3,
-    labels_per_client: int = 3,
-) -> list[Indices]:
+    beta: float | None = 0.3,
+    labels_per_client: int | None = 3,
+    samples: int | None = 64,
+) -> Split:
     """Partition by name; each name uses the settings it needs, and 1234 is the authors' seed."""
     try:
-        partitioner = PARTITIONS[name]
+        scheme = PARTITIONS[name]
     except KeyError:
         raise ConfigError(f"unknown partition {name!r}; choose from {', '.join(PARTITIONS)}") from None
-    return partitioner(labels, num_clients, seed, beta, labels_per_client)
+    settings = {"beta": beta, "labels": labels_per_client, "samples": samples}
+    return scheme.split(labels, num_clients, seed, *(settings[setting] for setting in scheme.uses))
 
 
-def partition_iid(labels: Labels, num_clients: int, seed: int) -> list[Indices]:
+def partition_iid(labels: Labels, num_clients: int, seed: int) -> Dealt:
     """Shuffle all samples and cut them into equal parts (the paper's IID)."""
     _check_clients(labels, num_clients)
-    return np.array_split(np.random.RandomState(seed).permutation(len(labels)), num_clients)
+    return Dealt(np.array_split(np.random.RandomState(seed).permutation(len(labels)), num_clients))
 
 
-def partition_dirichlet(labels: Labels, num_clients: int, seed: int, beta: float) -> list[Indices]:
+def partition_dirichlet(labels: Labels, num_clients: int, seed: int, beta: float) -> Dealt:
     """Cut each class by shares drawn from Dir(beta) (the paper's Non-IID-1).
 
     A client that already holds an even share of all samples gets nothing of the classes that follow, so sizes
@@ -62,14 +82,14 @@ def partition_dirichlet(labels: Labels, num_clients: int, seed: int, beta: float
         if min(map(len, parts)) >= MIN_SAMPLES:
             for part in parts:
                 rng.shuffle(part)
-            return parts
+            return Dealt(parts)
     raise DataError(
         f"got a client with fewer than {MIN_SAMPLES} samples in each of {MAX_DRAWS} draws, expected one draw "
         f"without; use a beta above {beta} or fewer than {num_clients} clients"
     )
 
 
-def partition_labels(labels: Labels, num_clients: int, seed: int, labels_per_client: int) -> list[Indices]:
+def partition_labels(labels: Labels, num_clients: int, seed: int, labels_per_client: int) -> Dealt:
     """Let each client hold `labels_per_client` random labels, each label shared equally by its holders.
 
     This is Non-IID-2 as the paper describes it; its code does `partition_labels_balanced`. The labels of all
@@ -90,7 +110,7 @@ def partition_labels(labels: Labels, num_clients: int, seed: int, labels_per_cli
     )
 
 
-def partition_labels_balanced(labels: Labels, num_clients: int, seed: int, labels_per_client: int) -> list[Indices]:
+def partition_labels_balanced(labels: Labels, num_clients: int, seed: int, labels_per_client: int) -> Dealt:
     """Let each client in turn hold the labels with the fewest holders so far (the code's Non-IID-2).
 
     Only the samples are random, not the labels: with 3 of 10 there are but 10 different label sets, however
@@ -103,11 +123,13 @@ def partition_labels_balanced(labels: Labels, num_clients: int, seed: int, label
     return _deal(labels, classes, holds, np.random.RandomState(seed))
 
 
-PARTITIONS: dict[str, Partitioner] = {
-    "dirichlet": lambda labels, n, seed, beta, k: partition_dirichlet(labels, n, seed, beta),
-    "iid": lambda labels, n, seed, beta, k: partition_iid(labels, n, seed),
-    "labels": lambda labels, n, seed, beta, k: partition_labels(labels, n, seed, k),
-    "labels-balanced": lambda labels, n, seed, beta, k: partition_labels_balanced(labels, n, seed, k),
+PARTITIONS = {
+    "dirichlet": Scheme(partition_dirichlet, ("beta",)),
+    "iid": Scheme(partition_iid),
+    "labels": Scheme(partition_labels, ("labels",)),
+    "labels-balanced": Scheme(partition_labels_balanced, ("labels",)),
+    "virtual": Scheme(Population, ("samples", "beta")),
+    "virtual-iid": Scheme(Population, ("samples",)),
 }
 
 
@@ -128,9 +150,7 @@ def _draw_dirichlet(labels: Labels, num_clients: int, rng: np.random.RandomState
     return [np.concatenate(part) for part in parts]
 
 
-def _deal(
-    labels: Labels, classes: NDArray[np.int64], holds: NDArray[np.bool_], rng: np.random.RandomState
-) -> list[Indices]:
+def _deal(labels: Labels, classes: NDArray[np.int64], holds: NDArray[np.bool_], rng: np.random.RandomState) -> Dealt:
     """Split each class equally among its holders; `holds` is [clients, classes]."""
     parts: list[list[Indices]] = [[] for _ in holds]
     for column, label in enumerate(classes):
@@ -139,7 +159,7 @@ def _deal(
         holders = np.flatnonzero(holds[:, column])
         for client, piece in zip(holders, np.array_split(indices, len(holders)), strict=True):
             parts[client].append(piece)
-    dealt = [np.concatenate(part) for part in parts]
+    dealt = Dealt(np.concatenate(part) for part in parts)
     if empty := sum(len(part) == 0 for part in dealt):
         raise DataError(
             f"got {empty} of {len(holds)} clients without samples, expected some for each: there are labels "

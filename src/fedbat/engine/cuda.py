@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedbat.engine.base import ClientResult, Evaluation
-from fedbat.engine.slot import Kind, Slot, copy_all, record
+from fedbat.engine.fused import Flat, FusedBatches, FusedFedBAT, can_fuse
+from fedbat.engine.memory import keep_freed_memory
+from fedbat.engine.slot import Ending, Kind, Slot, copy_all, record
 from fedbat.experiment import Federation
 from fedbat.layout import tensors_of
 from fedbat.method import Step
@@ -39,6 +41,8 @@ class CudaEngine:
     ) -> None:
         self.federation, self.device, self.precision = federation, torch.device(device), precision
         self.captures = self.device.type == "cuda"
+        torch.set_num_threads(1)  # the host only packs and unpacks: waking its other cores takes longer
+        keep_freed_memory()
         data, spec = federation.data, federation.data.spec
         self.x, self.y, x_test, y_test = (
             tensor.to(self.device) for tensor in (data.x_train, data.y_train, data.x_test, data.y_test)
@@ -53,10 +57,18 @@ class CudaEngine:
         self._tensors = tensors_of(self.model, federation.layout)
         self.w = {name: wide(tensor).clone() for name, tensor in self._tensors.items()}  # what the clients received
         self.compressed = {entry.name: self.w[entry.name] for entry in federation.layout.compressed}
+        fuses = self.captures and can_fuse()
+        self.batches = FusedBatches(federation, self.x, self.y, not nchw) if fuses else None
+        self.flat: Flat | None = None
+        floats = all(x.dtype == torch.float32 for x in self.compressed.values())
+        if fuses and self.compressed and floats and FusedFedBAT.suits(federation.method):
+            self.flat = Flat(self.compressed)
+            self.flat_w, self.compressed = self.flat.zeros()
+            self.w |= self.compressed
         self._score = torch.zeros(2, dtype=torch.float64, device=self.device)  # correct, sum of losses
         self._test_graph: torch.cuda.CUDAGraph | None = None
         self._plans: dict[int, list[Kind]] = {}
-        self.warm: set[Kind] = set()
+        self.warm: set[Kind | Ending] = set()
         # The first go first, so that their uploads are encoded and added while the others are still trained.
         num = min(federation.experiment.per_round, _MAX_SLOTS)
         self._slots = [Slot(self, priority=_PRIORITIES * i // num - _PRIORITIES + 1) for i in range(num)]
@@ -75,11 +87,13 @@ class CudaEngine:
             for turn in range(0, max(len(self.plan(client)) for client in wave), _TURN):
                 for slot, client in zip(slots, wave, strict=True):
                     if turn == 0:
-                        slot.begin(round_, client)
+                        slot.begin(round_, client, memories.get(client, {}))
                     for kind in slot.plan[turn : turn + _TURN]:
                         slot.advance(kind)
+                    if turn < len(slot.plan) <= turn + _TURN:
+                        slot.encode()
             for slot, client in zip(slots, wave, strict=True):
-                yield slot.finish(round_, client, memories.get(client, {}))
+                yield slot.finish(round_, client)
 
     @torch.no_grad()
     def evaluate(self, w: Tensors) -> Evaluation:
@@ -128,15 +142,15 @@ class CudaEngine:
         return torch.autocast(self.device.type, torch.bfloat16, self.precision == "bf16", cache_enabled=False)
 
     @contextmanager
-    def settings(self, tune: bool = False) -> Iterator[None]:
-        """In which steps are recorded: the precision's arithmetic, and cuDNN's fastest kernels if `tune`."""
+    def settings(self) -> Iterator[None]:
+        """In which steps are recorded: the precision's arithmetic."""
         cudnn, matmul, tf32 = torch.backends.cudnn, torch.backends.cuda.matmul, self.precision != "fp32"
-        before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
-        cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = tune, tf32, tf32
+        before = cudnn.allow_tf32, matmul.allow_tf32
+        cudnn.allow_tf32, matmul.allow_tf32 = tf32, tf32
         try:
             yield
         finally:
-            cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
+            cudnn.allow_tf32, matmul.allow_tf32 = before
 
     def _assign(self, clients: list[int]) -> list[Slot]:
         """A slot for each client, where possible one that has recorded its kinds of steps already."""

@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from fedbat.data import augment, normalize
 from fedbat.engine.base import ClientResult, Evaluation
+from fedbat.engine.memory import keep_freed_memory
 from fedbat.experiment import Federation
 from fedbat.layout import tensors_of
 from fedbat.streams import Tensors, UniformNoise, stream, stream_seed
@@ -43,11 +44,35 @@ def draw_epochs(federation: Federation, round_: int, client: int) -> Iterator[Ep
         yield Epoch(*map(torch.from_numpy, parts))
 
 
+class Score(NamedTuple):
+    """How a model did on one batch of the test set."""
+
+    correct: int
+    loss: float  # sum over the samples
+
+
+def num_test_batches(federation: Federation) -> int:
+    """The last one may be short."""
+    return -(-len(federation.data.y_test) // _TEST_BATCH)
+
+
+def tested(federation: Federation, w: Tensors) -> Tensors:
+    """What the method computes with when the global tensors w are tested."""
+    return w | federation.method.evaluate({entry.name: w[entry.name] for entry in federation.layout.compressed})
+
+
+def evaluation_of(scores: Iterable[Score], federation: Federation) -> Evaluation:
+    """Added in the order of the batches, so that every engine rounds alike."""
+    correct, loss = (sum(column) for column in zip(*scores, strict=True))
+    return Evaluation(correct / len(federation.data.y_test), loss / len(federation.data.y_test))
+
+
 class SequentialEngine:
     """Plain SGD with a fresh optimizer every round, as the authors' clients do."""
 
     def __init__(self, federation: Federation, device: torch.device | str = "cpu") -> None:
         torch.set_num_threads(1)
+        keep_freed_memory()
         self.federation, self.device = federation, torch.device(device)
         # channels_last is a third faster on CPUs, slower on GPUs in fp32, and changes no result beyond rounding.
         self._format = torch.channels_last if self.device.type == "cpu" else torch.contiguous_format
@@ -109,19 +134,20 @@ class SequentialEngine:
             layers=upload.layers,
         )
 
-    @torch.no_grad()
     def evaluate(self, w: Tensors) -> Evaluation:
-        """Accuracy and mean loss over the test set, with what the method computes with when tested."""
-        names = [entry.name for entry in self.federation.layout.compressed]
-        self._load(w | self.federation.method.evaluate({name: w[name] for name in names}))
+        """Accuracy and mean loss over the test set."""
+        seen = tested(self.federation, w)
+        return evaluation_of((self.test(seen, n) for n in range(num_test_batches(self.federation))), self.federation)
+
+    @torch.no_grad()
+    def test(self, w: Tensors, number: int) -> Score:
+        """The model with the weights w on one batch of the test set."""
+        data, rows = self._data, slice(number * _TEST_BATCH, (number + 1) * _TEST_BATCH)
+        self._load(w)
         self.model.eval()
-        data = self._data
-        correct, loss = 0, 0.0
-        for x, y in zip(data.x_test.split(_TEST_BATCH), data.y_test.split(_TEST_BATCH), strict=True):
-            logits = self.model(self._normalized(x, data.spec.test_mean, data.spec.test_std))
-            correct += int((logits.argmax(1) == y).sum())
-            loss += float(F.cross_entropy(logits, y, reduction="sum"))
-        return Evaluation(correct / len(data.y_test), loss / len(data.y_test))
+        logits = self.model(self._normalized(data.x_test[rows], data.spec.test_mean, data.spec.test_std))
+        y = data.y_test[rows]
+        return Score(int((logits.argmax(1) == y).sum()), float(F.cross_entropy(logits, y, reduction="sum")))
 
     def _batches(self, round_: int, client: int) -> Iterator[tuple[Tensor, Tensor]]:
         """What the model is trained on; the last batch of an epoch may be short."""

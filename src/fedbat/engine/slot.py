@@ -1,4 +1,4 @@
-"""One client on the GPU: its model, its buffers, its noise and the recorded steps that work on them.
+"""One client on the GPU: its model, its buffers, its noise and the recorded work that is done on them.
 
 Everything a step needs is made inside it or lies in a buffer: the batch is gathered by index from the data set on the
 device, at a position that the step itself advances; the noise comes from the slot's own generator. (Captured draws from
@@ -8,21 +8,23 @@ the *default* generator are the same numbers on every stream: all clients would 
 import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedbat.data import augment
 from fedbat.engine.base import ClientResult
+from fedbat.engine.fused import FusedFedBAT
+from fedbat.engine.outbox import Outbox
 from fedbat.engine.sequential import draw_epochs
 from fedbat.layout import tensors_of
 from fedbat.method import Forward, Local, Step
+from fedbat.methods.fedbat import FedBAT
 from fedbat.parts import Part
 from fedbat.streams import Tensors, UniformNoise, stream_seed
-from fedbat.training import LayerReport, wide
-from fedbat.wire import Payload
+from fedbat.training import wide
 
 if TYPE_CHECKING:
     from fedbat.engine.cuda import CudaEngine
@@ -35,24 +37,38 @@ class Kind(NamedTuple):
     altered: bool  # whether the method changes what the model computes with
 
 
+class Ending(NamedTuple):
+    """What recorded encoding is good for."""
+
+    altered: bool  # in the last step
+    ever_altered: bool
+    remembers: bool  # whether there is a memory of an earlier round
+
+
 class Slot:
-    """Room for one client at a time: a model, buffers, noise, a stream, and the steps recorded on them."""
+    """Room for one client at a time: a model, buffers, noise, a stream, and the work recorded on them."""
 
     def __init__(self, engine: "CudaEngine", priority: int) -> None:
         self.engine, self.method, self.w, device = engine, engine.federation.method, engine.compressed, engine.device
         self.model = engine.new_model().train()
         self.method.instrument(self.model, list(self.w))
         self.live = tensors_of(self.model, engine.federation.layout)
-        self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        # In bf16 the layers compute with half-precision copies: cast all at once, not one by one by autocast.
+        self.half = halve(self.model) if engine.precision == "bf16" else {}
         self.latent = {name: self.live[name].clone() for name in self.w}  # w + m while the model holds something else
         self.learned = self.method.learnables(self.w)
         self.fixed, self.last = {}, Forward({})
-        if self.w:  # a dry forward pass shows which buffers the method needs
+        self.fused: FusedFedBAT | None = None
+        if engine.flat is not None and all(name in self.half for name in self.w) == bool(self.half):
+            self._fuse()
+        elif self.w:  # a dry forward pass shows which buffers the method needs
             still = _zeros(self.w)
             self.fixed = _zeros(self.method.prepare(self.w, Local(still, self.learned)))
             seen = self.method.forward(self.w, Local(still, self.learned, self.fixed), still)
             self.last = Forward({}, _zeros(seen.kept), _zeros(seen.shared))
-        longest = engine.federation.experiment.epochs * max(map(len, engine.federation.split))
+        self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self.grads = _zeros({name: self.live[name] for name in self.half})  # in full precision
+        longest = engine.federation.experiment.epochs * engine.federation.split.most_samples
         self.order = torch.zeros(longest, dtype=torch.int64, device=device)
         self.crop = torch.zeros(longest, 2, dtype=torch.int64, device=device)
         self.flip = torch.zeros(longest, dtype=torch.bool, device=device)
@@ -61,14 +77,17 @@ class Slot:
         self.at = torch.zeros((), dtype=torch.int64, device=device)  # samples seen so far
         self.loss = torch.zeros((), dtype=torch.float64, device=device)  # sum over the steps so far
         self.noise = _SlotNoise(0, "noise", device=device)
+        self.memory: Tensors = {}
         self.stream = torch.cuda.Stream(device, priority=priority) if engine.captures else None
         self.pool = torch.cuda.graph_pool_handle() if engine.captures else None
         self.graphs: dict[Kind, torch.cuda.CUDAGraph] = {}
+        self.endings: dict[Ending, tuple[torch.cuda.CUDAGraph, Outbox]] = {}
+        self.outbox: Outbox | None = None
         self.plan: list[Kind] = []
         self.altered = self.ever_altered = False
 
     @torch.no_grad()
-    def begin(self, round_: int, client: int) -> None:
+    def begin(self, round_: int, client: int, memory: Tensors) -> None:
         """Record what is not recorded yet, then put the client's start into the buffers."""
         federation = self.engine.federation
         self.plan, self.altered, self.ever_altered = self.engine.plan(client), False, False
@@ -86,6 +105,10 @@ class Slot:
             for buffer, staged, pieces in zip(self._drawn(), self.staged, epochs, strict=True):
                 num = sum(map(len, pieces))
                 buffer[:num].copy_(torch.cat(pieces, out=staged[:num]), non_blocking=True)
+            if memory and self.memory.keys() != memory.keys():  # the buffers stay, because recorded work reads them
+                self.memory = {name: torch.empty_like(x, device=self.engine.device) for name, x in memory.items()}
+            self._remembers = bool(memory)
+            copy_all(self.memory, memory)
             self.noise.restart(federation.experiment.seed, round_, client)
 
     def advance(self, kind: Kind) -> None:
@@ -103,20 +126,25 @@ class Slot:
     @torch.enable_grad()
     def step(self, kind: Kind) -> None:
         """One SGD step on the next samples: nothing but buffers before and after, so that it can be recorded."""
-        engine, lr = self.engine, self.engine.federation.experiment.lr
-        rows = self.at + torch.arange(kind.size, device=engine.device)
-        index = self.order[rows]
-        x = engine.x[index]
-        if engine.federation.data.spec.augment:
-            x = augment(x, self.crop[rows], self.flip[rows])
-        if kind.altered:
-            local, u, seen = self._alter()
+        engine, lr, altered = self.engine, self.engine.federation.experiment.lr, kind.altered
+        x, y = self._batch(kind.size)
+        if altered and self.fused is not None:
+            copy_all(self.half, {name: x for name, x in self.live.items() if name not in self.w})
+            self.fused.forward(self.noise.generator)
+        else:
+            if altered:
+                local, u, seen = self._alter()
+            copy_all(self.half, self.live)
         with engine.autocast():
-            loss = F.cross_entropy(self.model(engine.normalized(x, train=True)), engine.y[index])
+            loss = F.cross_entropy(self.model(x), y)
         found = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
         with torch.no_grad():
             grads = {name: grad for name, grad in zip(self.parameters, found, strict=True) if grad is not None}
-            if kind.altered:
+            if altered and self.fused is not None:
+                self.fused.descend({name: grads.pop(name) for name in self.w if name in grads})
+            copy_all(self.grads, grads)
+            grads |= {name: self.grads[name] for name in grads if name in self.grads}
+            if altered and self.fused is None:
                 compressed = {name: wide(grads.pop(name)) for name in self.w if name in grads}
                 pulled, learned = self.method.pull_back(self.w, local, u, seen, compressed)
                 _descend(self.latent, pulled, lr)
@@ -128,53 +156,101 @@ class Slot:
             self.at.add_(kind.size)
 
     @torch.no_grad()
-    def finish(self, round_: int, client: int, memory: Tensors) -> ClientResult:
-        """Encode on the device and bring the upload home."""
-        engine, method, layout = self.engine, self.method, self.engine.federation.layout
+    def encode(self) -> None:
+        """Launch the encoding of what was trained, and its way home."""
+        ending = Ending(self.altered, self.ever_altered, self._remembers)
         with self.on_stream():
-            update = self._update(self.latent if self.altered else self.live)
-            local = Local(update, self.learned, *((self.fixed, self.last) if self.ever_altered else ()))
-            if self.w and method.noisy_forward and method.alters_forward(Step(len(self.plan), len(self.plan))):
+            if not self.engine.captures:
+                self.outbox = self._encode(ending)
+                return
+            if ending not in self.endings:
+                if ending not in self.engine.warm:
+                    self.engine.warm.add(ending)
+                    before = self.noise.generator.get_offset()
+                    self._encode(ending)  # libraries set themselves up; nothing of the client's is changed
+                    self.noise.generator.set_offset(before)
+                boxes: list[Outbox] = []
+                graph = record(lambda: boxes.append(self._encode(ending)), self.pool, self.noise.generator)
+                self.endings[ending] = graph, boxes[0]
+            graph, self.outbox = self.endings[ending]
+            graph.replay()
+
+    def finish(self, round_: int, client: int) -> ClientResult:
+        """Wait for the upload and pack it."""
+        engine = self.engine
+        if self.stream is not None:
+            self.stream.synchronize()
+        assert self.outbox is not None
+        payload, memory, loss, layers = self.outbox.open(engine.federation.layout, round_)
+        return ClientResult(
+            client=client,
+            upload=payload.to_bytes(),
+            memory=memory,
+            num_samples=len(engine.federation.split[client]),
+            train_loss=loss / len(self.plan),
+            nbits=payload.nbits,
+            layers=layers,
+        )
+
+    def _encode(self, ending: Ending) -> Outbox:
+        engine, method, layout = self.engine, self.method, self.engine.federation.layout
+        update = self._update(self.latent if ending.altered else self.live)
+        local = Local(update, self.learned, self.fixed, self.last if ending.ever_altered else None)
+        parts: dict[str, Part] = {}
+        memory = self.memory if ending.remembers else {}
+        if self.w:
+            if method.noisy_forward and method.alters_forward(Step(len(self.plan), len(self.plan))):
                 self.noise(self.w)  # as LocalTraining, which is ready for one more step when training ends
-            parts: dict[str, Part] = {}
-            if self.w:
-                memory = {name: tensor.to(engine.device) for name, tensor in memory.items()}
-                parts, memory = method.encode(self.w, local, memory, self.noise)
-            rest = {entry.name: self.live[entry.name] for entry in layout.rest}
-            floats = [entry.name for entry in layout.rest if entry.role == "dense"]
-            if floats:  # their change travels
-                now, start = [wide(rest[name]) for name in floats], [engine.w[name] for name in floats]
-                rest |= dict(zip(floats, torch._foreach_sub(now, start), strict=True))
-            tensors = {(n, key): x for n, part in parts.items() for key, x in vars(part).items() if torch.is_tensor(x)}
-            *home, loss = _home([*tensors.values(), *rest.values(), self.loss])
-            found = dict(zip(tensors, home, strict=False))
-            at_home = {
-                name: _replaced(part, {k: x for (n, k), x in found.items() if n == name})
-                for name, part in parts.items()
-            }
-            payload = Payload(layout, at_home, dict(zip(rest, home[len(tensors) :], strict=True)), round_)
-            return ClientResult(
-                client=client,
-                upload=payload.to_bytes(),
-                memory={name: tensor.cpu() for name, tensor in memory.items()},
-                num_samples=len(engine.federation.split[client]),
-                train_loss=float(loss) / len(self.plan),
-                nbits=payload.nbits,
-                layers=_reports(update, self.w if method.sends_weights else {}, parts, at_home),
-            )
+            self._prepare(local)
+            parts, memory = method.encode(self.w, local, memory, self.noise)
+        rest = {entry.name: self.live[entry.name] for entry in layout.rest}
+        floats = [entry.name for entry in layout.rest if entry.role == "dense"]
+        if floats:  # their change travels
+            now, start = [wide(rest[name]) for name in floats], [engine.w[name] for name in floats]
+            rest |= dict(zip(floats, torch._foreach_sub(now, start), strict=True))
+        return Outbox(update, self.w if method.sends_weights else {}, parts, memory, rest, self.loss)
 
     @torch.no_grad()
     def _alter(self) -> tuple[Local, Tensors, Forward]:
         """Let the model hold what the method wants it to compute with."""
         local = Local(self._update(self.latent), self.learned, self.fixed, self.last)
-        # What is carried along is 0 until it is set, and then stays: prepare's meaning, but nobody asks the device.
-        now = self.method.prepare(self.w, dataclasses.replace(local, fixed={}))
-        for name, value in self.fixed.items():
-            value.copy_(torch.where(value == 0, now[name], value))
+        self._prepare(local)
         u = self.noise(self.w) if self.method.noisy_forward else {}
         seen = self.method.forward(self.w, local, u)
         copy_all(self.live, seen.weights)
         return local, u, seen
+
+    def _prepare(self, local: Local) -> None:
+        """What is carried along is 0 until it is set, and then stays: prepare's meaning, but nobody asks the device."""
+        now = self.method.prepare(self.w, dataclasses.replace(local, fixed={}))
+        for name, value in self.fixed.items():
+            value.copy_(torch.where(value == 0, now[name], value))
+
+    def _batch(self, size: int) -> tuple[Tensor, Tensor]:
+        engine = self.engine
+        if engine.batches is not None:
+            return engine.batches.next(size, self.at, self.order, self.crop, self.flip)
+        rows = self.at + torch.arange(size, device=engine.device)
+        index = self.order[rows]
+        x = engine.x[index]
+        if engine.federation.data.spec.augment:
+            x = augment(x, self.crop[rows], self.flip[rows])
+        return engine.normalized(x, train=True), engine.y[index]
+
+    def _fuse(self) -> None:
+        """Lay the layers out one after the other, as the kernels that work on all of them want it."""
+        engine = self.engine
+        assert engine.flat is not None
+        latent, self.latent = engine.flat.zeros()
+        weights, views = engine.flat.zeros(torch.bfloat16 if self.half else torch.float32)
+        parameters = dict(self.model.named_parameters())
+        for name, view in views.items():
+            parameters[name].data = view.copy_(parameters[name].data)
+        (self.half or self.live).update(views)
+        lr = engine.federation.experiment.lr
+        self.fused = FusedFedBAT(cast(FedBAT, self.method), engine.flat, engine.flat_w, latent, weights, lr)
+        self.learned = dict(zip(self.learned, self.fused.alpha_e, strict=False))
+        self.fixed = {"alpha_prime": self.fused.alpha_prime}
 
     def _drawn(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.order, self.crop, self.flip
@@ -185,7 +261,7 @@ class Slot:
 
     def _capture(self, kind: Kind) -> None:
         """Record a step; it may spoil the buffers, so this comes before a client's start is loaded."""
-        with self.engine.settings(tune=kind.size == self.engine.federation.experiment.batch_size):
+        with self.engine.settings():
             self.at.zero_()
             if kind not in self.engine.warm:  # libraries set themselves up in a first, unrecorded step
                 self.engine.warm.add(kind)
@@ -234,41 +310,20 @@ def record(
     return graph
 
 
-def _reports(update: Tensors, w: Tensors, parts: dict[str, Part], at_home: dict[str, Part]) -> dict[str, LayerReport]:
-    """As LocalTraining reports them, in one read; `w` is what the parts are relative to."""
-    sent = []
-    for name, part in at_home.items():
-        # Step sizes are asked for on the CPU, the rest is computed where it lies.
-        scalars = {key: x for key, x in vars(part).items() if torch.is_tensor(x) and x.dim() == 0}
-        sent.append(_replaced(parts[name], scalars).unpack().view_as(update[name]))
-    if w:
-        sent = [x - w[name] for name, x in zip(parts, sent, strict=True)]
-    found: list[list[float]] = []
-    if parts:
-        true = list(update.values())
-        errors, norms = torch._foreach_norm(torch._foreach_sub(sent, true)), torch._foreach_norm(true)
-        reaches = [float("inf") if part.reach is None else part.reach for part in at_home.values()]
-        beyond = [(m.abs() > reach).float().mean() for m, reach in zip(true, reaches, strict=True)]
-        found = torch.stack([*errors, *norms, *beyond]).view(3, -1).T.tolist()
-    return {
-        name: LayerReport(error / (norm or 1.0), part.step, None if part.reach is None else clipped)
-        for (name, part), (error, norm, clipped) in zip(at_home.items(), found, strict=True)
-    }
-
-
-def _replaced(part: Part, tensors: Tensors) -> Part:
-    return dataclasses.replace(part, **tensors)  # type: ignore[type-var]
-
-
-def _home(tensors: list[Tensor]) -> list[Tensor]:
-    """All of them on the CPU, in one copy per type."""
-    home = list(tensors)
-    for dtype in {tensor.dtype for tensor in tensors}:
-        chosen = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
-        flat = torch.cat([tensors[i].reshape(-1) for i in chosen]).cpu()
-        for i, piece in zip(chosen, flat.split([tensors[i].numel() for i in chosen]), strict=True):
-            home[i] = piece.view(tensors[i].shape)
-    return home
+def halve(model: nn.Module) -> Tensors:
+    """Give every plain convolution and linear layer a bfloat16 weight, to be refreshed from the float32 one."""
+    owners: dict[int, int] = {}
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    halves: Tensors = {}
+    for name, module in model.named_modules():
+        # Exactly these, whose weights autocast would cast anyway; a subclass may use its weight in other ways.
+        if type(module) in (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear) and "weight" in module._parameters:
+            weight = module.weight
+            if weight.dtype == torch.float32 and weight.requires_grad and owners[id(weight)] == 1:
+                module.weight = nn.Parameter(weight.detach().to(torch.bfloat16))
+                halves[f"{name}.weight".removeprefix(".")] = module.weight.data
+    return halves
 
 
 def copy_all(to: Tensors, source: Tensors) -> None:

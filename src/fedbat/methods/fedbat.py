@@ -111,7 +111,7 @@ class FedBAT(Method):
             for (name, s), alpha in zip(local.last.kept.items(), local.last.shared["alpha"], strict=True):
                 parts[name] = Signs.of(s > 0, alpha)
             return parts, memory
-        alphas, _ = self._alphas(Local(local.update, local.learned, self.prepare(w, local)))
+        alphas, _ = self._alphas(local)
         u = noise(local.update)
         for (name, m), alpha in zip(local.update.items(), alphas, strict=True):
             parts[name] = Signs.of(stochastic_sign(m, alpha, u[name]), alpha * m.any())

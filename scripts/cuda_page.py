@@ -1,0 +1,55 @@
+"""Write results/cuda/README.md from the records that benchmarks/cuda_check.py left there."""
+
+import json
+from pathlib import Path
+
+FOLDER = Path(__file__).parent.parent / "results" / "cuda"
+COLUMNS = {
+    "time": ("dataset", "partition", "model", "method", "precision", "rounds", "seconds", "first_round", "median_round",
+             "peak_MiB", "best_accuracy"),
+    "ratio": ("precision", "fedavg_round", "fedbat_round", "fedbat_over_fedavg", "peak_MiB_of_ten_clients"),
+    "parity": ("method", "dataset", "steps", "flipped", "dense", "same_bytes"),
+    "noise": ("bits", "pairs", "count", "worst", "five_sigma"),
+    "free": ("dataset", "rounds", "bf16", "sequential", "apart", "bound"),
+}  # fmt: skip
+TITLES = {
+    "time": "Whole runs, each in a fresh process: seconds, recording of the steps included, loading of the data not",
+    "ratio": "FedBAT binarizing in every step (phi=0) against FedAvg, in turn: seconds a round, MiB for ten clients",
+    "parity": "One client's round in fp32 against the sequential engine on the same card",
+    "noise": "What different clients draw in recorded steps: share of equal bits, minus one half",
+    "free": "Free-running accuracy (mean of the last five rounds), bf16 against the sequential engine in fp32, by seed",
+}
+
+
+def page() -> str:
+    """The records as one page."""
+    lines = [
+        "# The CUDA engine on a GPU",
+        "",
+        "Written by `scripts/cuda_page.py` from the records beside it; not to be edited. `benchmarks/cuda_check.py`",
+        "makes them, on a machine with a GPU; a test fails when the engine's code has changed since.",
+    ]
+    for name, title in TITLES.items():
+        path = FOLDER / f"{name}.json"
+        if not path.exists():
+            continue
+        record = json.loads(path.read_text())
+        machine = record["machine"]
+        about = f"{machine['gpu']}, PyTorch {machine['torch']}, cuDNN {machine['cudnn']}, Python {machine['python']}"
+        lines += ["", f"## {title}", "", f"{about}. `python {machine['command']}`", ""]
+        columns = COLUMNS[name]
+        lines += ["| " + " | ".join(column.replace("_", " ") for column in columns) + " |", "|---" * len(columns) + "|"]
+        lines += ["| " + " | ".join(_shown(row[column]) for column in columns) + " |" for row in record["rows"]]
+    return "\n".join(lines) + "\n"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_shown(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        return " ".join(map(_shown, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    (FOLDER / "README.md").write_text(page())

@@ -1,0 +1,64 @@
+"""Where a run's state waits to be continued. Whole at every moment, however the process ends (but not the machine).
+
+checkpoint.json            the next round, and which of the other files belong to it; replacing it is the commit
+w-ROUND.safetensors        the global tensors before that round
+memory-NUMBER.safetensors  one client's memory; written once, kept as long as it is named
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors import SafetensorError
+
+from fedbat.errors import DataError
+from fedbat.memories import Memories, memory_file
+from fedbat.simulation import State
+from fedbat.storage import load_tensors, save_tensors, write_text
+
+
+class Checkpoint(NamedTuple):
+    """A state, and the round that comes next (from 0)."""
+
+    next_round: int
+    state: State
+
+    def save(self, folder: Path) -> None:
+        """Replace the checkpoint in this folder; of the memories only those that changed are written."""
+        w = f"w-{self.next_round}.safetensors"
+        folder.mkdir(parents=True, exist_ok=True)
+        save_tensors(folder / w, self.state.w)
+        index = {"next_round": self.next_round, "w": w, "memories": self.state.memories.write(folder)}
+        write_text(folder / "checkpoint.json", json.dumps(index))
+        self.state.memories.release_others()
+        for old in folder.glob("w-*"):
+            if old.name != w:
+                old.unlink()
+
+    @classmethod
+    def load(cls, folder: Path, budget: float = float("inf")) -> "Checkpoint":
+        """The checkpoint in this folder; memories come into RAM when they are used, up to `budget` bytes."""
+        try:
+            index = json.loads((folder / "checkpoint.json").read_text())
+            saved = {int(client): int(number) for client, number in index["memories"].items()}
+            state = State(load_tensors(folder / index["w"]), Memories(folder, budget, saved))
+            named = {"checkpoint.json", index["w"], *(memory_file(number) for number in saved.values())}
+            for path in folder.iterdir():
+                if path.name not in named:  # left behind by a process that died
+                    path.unlink()
+            return cls(int(index["next_round"]), state)
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise DataError(
+                f"the checkpoint in {folder} cannot be read ({error}); start the run anew in another folder"
+            ) from error
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether there is one to load."""
+    return (folder / "checkpoint.json").is_file()
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Once a run is finished nobody needs it."""
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,127 @@
+"""What the commands that run something share: a live view beside the run, a table and a picture after it."""
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import typer
+from rich.table import Table
+
+from fedbat.cli.options import INTERRUPTED, console, say
+from fedbat.engine import make_engine
+from fedbat.engine.cuda import Precision
+from fedbat.experiment import Federation
+from fedbat.records import RunRecord, is_begun, is_finished, summarize
+from fedbat.run import run_recorded
+from fedbat.simulation import Round
+from fedbat.view import RunView, megabytes
+from fedbat.wire import dense_upload_bytes
+
+
+class Means(NamedTuple):
+    """With what a run is computed, as the user asked for it; none of it belongs to the experiment."""
+
+    engine: str
+    device: str | None
+    precision: str
+    memory_budget: float | None  # bytes
+
+
+def execute(federation: Federation, folder: Path, means: Means, whole: Path | None = None) -> list[Round]:
+    """Begin or continue a run with a live view; after Ctrl-C, `whole` (or the folder) is what to resume."""
+    if is_begun(folder) and is_finished(folder):
+        return RunRecord.read(folder, federation).rounds
+    experiment = federation.experiment
+    assert experiment.rounds is not None
+    num_parameters = sum(p.numel() for p in federation.model.parameters())
+    view = RunView(console, experiment.method, experiment.rounds, experiment.per_round, num_parameters)
+
+    def begin(record: RunRecord) -> None:
+        for line in _changes(record):
+            say(line)
+        view.begin(record.rounds)
+
+    with closing(make_engine(federation, means.engine, means.device, cast(Precision, means.precision))) as engine:
+        facts = {
+            "name": type(engine).__name__,
+            "precision": means.precision,
+            "asked": means.engine,
+            "device": means.device,
+        }
+        try:
+            with view:
+                record = run_recorded(
+                    federation,
+                    engine,
+                    folder,
+                    engine_facts=facts,
+                    on_start=begin,
+                    on_round=view.round,
+                    on_client=view.client,
+                    memory_budget=means.memory_budget,
+                )
+        except KeyboardInterrupt:
+            where = f"recorded in {folder}" if view.num_done else "nothing recorded"
+            say(f"interrupted after {view.num_done} rounds, {where}")
+            if view.num_done or whole:
+                say(f"go on with: fedbat resume {whole or folder}")
+            raise typer.Exit(INTERRUPTED) from None
+    return record.rounds
+
+
+def execute_all(federations: list[Federation], folder: Path, means: Means) -> None:
+    """Begin or continue a comparison: each run in a folder of its own, then the table and the picture."""
+    from fedbat.plots import Curve, draw_comparison
+
+    done: dict[str, list[Round]] = {}
+    for federation in federations:
+        name = federation.experiment.method
+        done[name] = execute(federation, folder / name, means, folder)
+    print_table(done, federation)
+    picture = folder / "compare.png"
+    curves = {name: Curve([r.accuracy for r in found], [r.uplink_bytes for r in found]) for name, found in done.items()}
+    asked = federation.experiment
+    split = f"{asked.partition}, {asked.per_round} of {asked.clients} clients a round, seed {asked.seed}"
+    draw_comparison(curves, f"{asked.dataset}, {split}", picture)
+    say(f"recorded in {folder}, picture in {picture}")
+
+
+def print_table(done: Mapping[str, list[Round]], federation: Federation) -> None:
+    """What people compare, a line for each method."""
+    table = Table(box=None, pad_edge=False)
+    columns = ("method", "best", "last", "last 10", "uplink", "vs FedAvg", "bit/param", "seconds")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
+    dense = dense_upload_bytes(federation.layout)
+    for name, found in done.items():
+        s: dict[str, Any] = summarize(federation, found)
+        table.add_row(
+            name,
+            *(f"{100 * s[key]:.2f} %" for key in ("best_accuracy", "final_accuracy", "last10_accuracy")),
+            megabytes(sum(r.uplink_bytes for r in found)),
+            f"{dense / s['uplink_bytes_per_client_round']:.1f}x less",
+            f"{s['bits_per_parameter']:.3f}",
+            f"{s['seconds']:.0f}",
+        )
+    console.print(table)
+
+
+def _changes(record: RunRecord) -> list[str]:
+    """What a continued run is told when it is not computed as before."""
+    if len(record.legs) < 2:
+        return []
+    before, now = record.legs[-2:]
+    lines = [f"going on with round {now['first_round']}"]
+    for what, old, new in (
+        ("engine", _engine(before), _engine(now)),
+        ("PyTorch", before["versions"]["torch"], now["versions"]["torch"]),
+    ):
+        if old != new:
+            lines.append(f"{what} {new} instead of {old}: the results may differ from those of an uninterrupted run")
+    return lines
+
+
+def _engine(leg: Mapping[str, Any]) -> str:
+    facts = leg["engine"] or {}
+    return f"{facts.get('name')} ({facts.get('precision')})"

@@ -1,0 +1,138 @@
+"""`fedbat reproduce`."""
+
+import multiprocessing
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from fedbat.cli.options import INTERRUPTED, Device, EngineName, PrecisionName, console, say
+from fedbat.engine import check_engine
+from fedbat.errors import ConfigError
+from fedbat.reproduce.cells import Cell
+from fedbat.reproduce.record import Records
+from fedbat.reproduce.sweep import Settings, sweep
+from fedbat.reproduce.tables import ALL, KEYS, PROTOCOL, Book, load_book
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="A table, a figure, or all.", show_default=False)] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Show what there is and how much of it is done.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Write RESULTS.md and the figures anew.")] = False,
+    seeds: Annotated[str | None, typer.Option(help="Comma-separated. Default: 0.", show_default=False)] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUES", help=f"Of {', '.join(KEYS)}, values comma-separated; may be repeated."),
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Begin no cell that cannot end within. Default: no limit.", show_default=False)
+    ] = None,
+    protocol: Annotated[str, typer.Option(help="authors (their code) or text (the paper's words).")] = PROTOCOL,
+    engine: EngineName = "auto",
+    device: Device = None,
+    precision: PrecisionName = "fp32",
+    jobs: Annotated[int, typer.Option(help="Cells run at once, each in a process.")] = 1,
+    experiments: Annotated[Path, typer.Option(help="Folder of the experiment files.")] = Path("experiments"),
+    results: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("results"),
+    work: Annotated[Path, typer.Option(help="Folder of unfinished runs.")] = Path("runs/reproduce"),
+) -> None:
+    """Run the cells of a table or figure of the paper that have no record yet.
+
+    May be stopped and started again at any time: a cell with a valid record is not run again, an unfinished one goes on
+    from its last checkpoint.
+
+    [bold]Examples[/]
+
+      fedbat reproduce --list
+
+      fedbat reproduce table1 --only dataset=fmnist --only clients=100 --seeds 0,1,2
+
+      fedbat reproduce all --minutes 60 --engine cuda --precision bf16
+
+      fedbat reproduce --write
+    """
+    start = time.monotonic()
+    if jobs < 1:
+        raise ConfigError(f"--jobs is {jobs}, expected a whole number of at least 1")
+    if not (name or list_ or write):
+        raise ConfigError("nothing to do; name a table, or use --list or --write")
+    book = load_book(experiments, protocol)
+    if name is not None:
+        check_engine(engine, device, precision)
+        deadline = float("inf") if minutes is None else start + 60 * minutes
+        settings = Settings(results, work, engine, device, precision, jobs, deadline)
+        _sweep(book.cells(name, _seeds(seeds), dict(map(_filter, only or []))), settings)
+    if list_:
+        _print_list(book, Records.load(results))
+    if write:
+        _write(book, Records.load(results), results)
+
+
+def _sweep(cells: list[Cell], settings: Settings) -> None:
+    """In this process, or in several that share the list."""
+    if settings.jobs == 1:
+        return _work(cells, settings)
+    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+    processes = [context.Process(target=_work, args=(cells, settings)) for _ in range(settings.jobs)]
+    for process in processes:
+        process.start()
+    try:
+        for process in processes:
+            process.join()
+    except KeyboardInterrupt:  # which they got too
+        for process in processes:
+            process.join()
+    if any(process.exitcode for process in processes):
+        raise typer.Exit(max(abs(process.exitcode or 0) for process in processes))
+
+
+def _work(cells: list[Cell], settings: Settings) -> None:
+    try:
+        failed = sweep(cells, settings, say).failed
+    except KeyboardInterrupt:
+        say("interrupted; the same command goes on from here")
+        sys.exit(INTERRUPTED)
+    if failed:
+        sys.exit(1)
+
+
+def _write(book: Book, records: Records, results: Path) -> None:
+    from fedbat.reproduce.figures import draw_figures
+    from fedbat.reproduce.report import render
+
+    suffix = "" if book.protocol.name == PROTOCOL else f"-{book.protocol.name}"
+    page, figures = results.parent / f"RESULTS{suffix}.md", results / f"figures{suffix}"
+    page.write_text(render(book, records, figures.relative_to(results.parent)))
+    drawn = draw_figures(book, records, figures)
+    say(f"{len(records)} records in {page}, {len(drawn)} pictures in {figures}")
+
+
+def _print_list(book: Book, records: Records) -> None:
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "cells", "done", "what"):
+        table.add_column(column, justify="right" if column in ("cells", "done") else "left", no_wrap=column != "what")
+    titles = {name: found.title for name, found in book.tables.items()} | {
+        ALL: "Everything, in the order of order.toml"
+    }
+    for name, title in titles.items():
+        cells = book.cells(name, None, {})
+        done = sum(records.get(cell.identity) is not None for cell in cells)
+        table.add_row(name, str(len(cells)), str(done), title)
+    console.print(table)
+
+
+def _seeds(text: str | None) -> list[int] | None:
+    try:
+        return None if text is None else [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--seeds is {text!r}, expected whole numbers such as 0,1,2") from None
+
+
+def _filter(text: str) -> tuple[str, str]:
+    key, equals, values = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--only {text!r}, expected KEY=VALUE such as dataset=fmnist")
+    return key, values

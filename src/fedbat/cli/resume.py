@@ -1,0 +1,55 @@
+"""`fedbat resume`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedbat.cli.execution import Means, execute, execute_all, print_table
+from fedbat.cli.options import Device, MemoryBudget, num_bytes, say
+from fedbat.engine import ENGINES, check_engine
+from fedbat.experiment import prepare
+from fedbat.records import is_begun, is_finished, read_experiment, read_plan, read_summary
+
+EngineName = Annotated[str | None, typer.Option("--engine", help=f"One of {', '.join(ENGINES)}. Default: as before.")]
+PrecisionName = Annotated[str | None, typer.Option("--precision", help="Of the cuda engine. Default: as before.")]
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="Of an unfinished run or comparison.", show_default=False)],
+    engine: EngineName = None,
+    device: Device = None,
+    precision: PrecisionName = None,
+    memory_budget: MemoryBudget = None,
+) -> None:
+    """Go on with a run or a comparison that was stopped, however it was; the results are as if it had not been.
+
+    [bold]Example[/]
+
+      fedbat resume runs/rho4
+    """
+    plan = read_plan(folder)
+    runs = [folder / experiment.method for experiment in plan] or [folder]
+    if plan and is_finished(folder) and (folder / "compare.png").exists():
+        return say(f"the comparison in {folder} is finished already")
+    if not plan and is_finished(folder):
+        return say(f"the run in {folder} is finished already: {read_summary(folder)['rounds_done']} rounds")
+    asked = _asked(runs)
+    means = Means(
+        engine or asked.get("asked", "auto"),
+        device or asked.get("device"),
+        precision or asked.get("precision", "fp32"),
+        num_bytes(memory_budget),
+    )
+    check_engine(means.engine, means.device, means.precision)
+    if plan:
+        return execute_all([prepare(experiment) for experiment in plan], folder, means)
+    federation = prepare(read_experiment(folder))
+    print_table({federation.experiment.method: execute(federation, folder, means)}, federation)
+    say(f"recorded in {folder}")
+
+
+def _asked(runs: list[Path]) -> dict[str, Any]:
+    """The engine that was asked for when the first of these runs began."""
+    found = (read_summary(run)["engine"] for run in runs if is_begun(run))
+    return next(found, None) or {}

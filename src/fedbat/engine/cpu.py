@@ -1,0 +1,131 @@
+"""The engine for several cores: a sequential engine in each of as many processes, one client at a time each.
+
+Every result is the sequential engine's, bit for bit, because a sequential engine computes it. Data set and global
+weights lie in shared memory; what travels is a client's number and memory to a worker, and its upload back.
+"""
+
+import dataclasses
+import pickle
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fedbat.data import Dataset
+from fedbat.engine.base import ClientResult, Evaluation, Lost
+from fedbat.engine.sequential import Score, SequentialEngine, evaluation_of, num_test_batches, tested
+from fedbat.engine.workers import Died, Task, Workers, usable_cores
+from fedbat.errors import ConfigError, FedbatError
+from fedbat.experiment import Federation
+from fedbat.layout import Layout
+from fedbat.streams import Tensors
+
+
+class CpuEngine:
+    """Clients side by side, one core each; a client that costs two workers their life is lost to its round."""
+
+    def __init__(self, federation: Federation, workers: Workers | None = None) -> None:
+        torch.set_num_threads(1)  # what is left to this process should not take a worker's core
+        self.federation, self._owns_workers = federation, workers is None
+        private = _pickled_without_data(federation)
+        data, layout = federation.data, federation.layout
+        try:
+            self._memory = torch.zeros(sum(_room(layout)), dtype=torch.uint8).share_memory_()
+            for tensor in (data.x_train, data.y_train, data.x_test, data.y_test):
+                tensor.share_memory_()
+        except RuntimeError as error:
+            raise ConfigError(
+                f"shared memory cannot hold the data set ({error}); enlarge it (docker: --shm-size), "
+                "or use --engine sequential"
+            ) from error
+        self._w = _tensors_in(self._memory, layout)
+        self._workers = workers or Workers(min(usable_cores(), federation.experiment.per_round))
+        self._workers.hold(partial(_Hand, private, data, self._memory))
+
+    def train(
+        self, w: Tensors, round_: int, clients: list[int], memories: Mapping[int, Tensors]
+    ) -> Iterator[ClientResult | Lost]:
+        """As many clients at a time as there are workers, the largest first."""
+        self._publish(w)
+        tasks = [
+            Task(
+                f"trained client {client}",
+                "train",
+                lambda client=client: (round_, client, memories.get(client, {})),  # type: ignore[misc]
+                size=len(self.federation.split[client]),
+            )
+            for client in clients
+        ]
+        for client, found in zip(clients, self._workers.run(tasks), strict=True):
+            yield Lost(client, found.reason) if isinstance(found, Died) else found
+
+    def evaluate(self, w: Tensors) -> Evaluation:
+        """The test batches over the workers; their scores are added in order."""
+        self._publish(tested(self.federation, w))
+        batches = range(num_test_batches(self.federation))
+        scores = []
+        for found in self._workers.run([Task(f"tested batch {n}", "test", partial(tuple, [n])) for n in batches]):
+            if isinstance(found, Died):
+                raise FedbatError(f"the model could not be tested: {found.reason}; --engine sequential may show why")
+            scores.append(found)
+        return evaluation_of(scores, self.federation)
+
+    def close(self) -> None:
+        """End the workers, if they are this engine's own."""
+        if self._owns_workers:
+            self._workers.close()
+
+    def _publish(self, w: Tensors) -> None:
+        """Into shared memory, where every worker finds it."""
+        for name, tensor in self._w.items():
+            tensor.copy_(w[name])
+
+
+class _Hand:
+    """What a worker holds: its own sequential engine, and a view of what is shared."""
+
+    def __init__(self, private: bytes, data: Dataset, memory: Tensor) -> None:
+        try:
+            federation = Federation(data=data, **pickle.loads(private))
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f"a worker process cannot import what the model or method is made of ({error}); define it at the top "
+                "level of a module file, or use --engine sequential"
+            ) from error
+        self._engine = SequentialEngine(federation)
+        self._w = _tensors_in(memory, federation.layout)
+
+    def train(self, round_: int, client: int, memory: Tensors) -> ClientResult:
+        """One client's round."""
+        (result,) = self._engine.train(self._w, round_, [client], {client: memory})
+        return result
+
+    def test(self, number: int) -> Score:
+        """One batch of the test set."""
+        return self._engine.test(self._w, number)
+
+
+def _pickled_without_data(federation: Federation) -> bytes:
+    """All of it but what is shared."""
+    private = {f.name: getattr(federation, f.name) for f in dataclasses.fields(federation) if f.name != "data"}
+    try:
+        return pickle.dumps(private)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"the model or method cannot be sent to a worker process ({error}); define its classes and functions at "
+            "the top level of a module, or use --engine sequential"
+        ) from error
+
+
+def _room(layout: Layout) -> list[int]:
+    """Bytes for each tensor, in whole cache lines."""
+    return [-(-entry.numel * entry.dtype.itemsize // 64) * 64 for entry in layout]
+
+
+def _tensors_in(memory: Tensor, layout: Layout) -> Tensors:
+    """The tensors that travel, as they lie in one piece of memory."""
+    return {
+        entry.name: piece[: entry.numel * entry.dtype.itemsize].view(entry.dtype).view(entry.shape)
+        for entry, piece in zip(layout, memory.split(_room(layout)), strict=True)
+    }

@@ -1,0 +1,254 @@
+"""Worker processes: each holds one object and does one task on it at a time; one that dies is named and replaced.
+
+Processes are spawned, not forked: a fork would copy locks that other threads (torch's, the live view's) hold at that
+moment. A script that starts workers therefore needs `if __name__ == "__main__":`.
+"""
+
+import logging
+import os
+import pickle
+import signal
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import current_process, get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedbat.errors import FedbatError
+
+_LOG = logging.getLogger(__name__)
+_SPAWN = get_context("spawn")
+_WINDOW = 8  # tasks for each worker that may overtake each other; what is done early waits in memory
+
+
+class Task(NamedTuple):
+    """A method to call on what a worker holds."""
+
+    deed: str  # for the message if the worker dies: it did so while it "trained client 17"
+    method: str
+    args: Callable[[], tuple[Any, ...]]  # asked for when the task starts
+    size: int = 0  # larger tasks start first, so that no long one is left for the end
+
+
+class Died(NamedTuple):
+    """What became of a task that two workers died of."""
+
+    reason: str
+
+
+class Workers:
+    """Processes that outlive tasks and deaths, and engines too if they are handed on."""
+
+    def __init__(self, num: int) -> None:
+        self._workers = [_Worker(number) for number in range(num)]
+        self._make: Callable[[], object] | None = None
+
+    def hold(self, make: Callable[[], object]) -> None:
+        """Tasks to come are done on what `make` gives, called once in each worker."""
+        self._make = make
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Any]:
+        """What became of each task, in order, as soon as it and all before it are there.
+
+        A task whose worker dies is done once more; after a second death it is a `Died`. An error in a worker is
+        raised here as it was there.
+        """
+        window = _WINDOW * len(self._workers)
+        queue = deque(sorted(range(len(tasks)), key=lambda index: (index // window, -tasks[index].size)))
+        found: dict[int, Any] = {}
+        deaths: dict[int, str] = {}
+        coming = 0
+        for worker in self._workers:
+            worker.revive()
+        try:
+            while coming < len(tasks):
+                for worker in self._workers:
+                    if queue and worker.idle:
+                        first = queue.popleft()
+                        worker.give(first, tasks[first], self._make)
+                if coming in found:  # the caller makes use of it while the workers go on
+                    yield found.pop(coming)
+                    coming += 1
+                    continue
+                for worker in self._heard_of():
+                    index, reply = worker.take()
+                    if index is None:
+                        continue  # it has only said that it is there
+                    if isinstance(reply, _Failure):
+                        reply.error.add_note(f"{worker} failed while it {tasks[index].deed}:\n{reply.trace}")
+                        worker.end()
+                        raise reply.error
+                    if isinstance(reply, Died):
+                        reason = f"{reply.reason} while it {tasks[index].deed}"
+                        if index not in deaths:
+                            _LOG.warning("%s; it is tried once more", reason)
+                            deaths[index] = reason
+                            queue.appendleft(index)
+                            continue
+                        reply = Died(f"{deaths[index]}; tried again, {reason}")
+                    found[index] = reply
+        finally:
+            for worker in self._workers:
+                if worker.index is not None:  # nobody waits for this any more
+                    worker.end()
+
+    def close(self) -> None:
+        """End the processes."""
+        for worker in self._workers:
+            worker.end()
+
+    def _heard_of(self) -> list["_Worker"]:
+        """Those that have said something or died; waits for the first."""
+        awaited = [worker for worker in self._workers if not worker.idle]
+        said = wait([handle for worker in awaited for handle in (worker.pipe, worker.process.sentinel)])
+        return [worker for worker in awaited if worker.pipe in said or worker.process.sentinel in said]
+
+
+class _Worker:
+    """One process at a time under one number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.start()
+
+    def start(self) -> None:
+        self.ready = False  # until it has said so
+        self.index: int | None = None  # of the task at hand
+        self.made: Callable[[], object] | None = None
+        self.pipe, theirs = _SPAWN.Pipe()
+        self.process = _SPAWN.Process(target=_serve, args=(theirs,), daemon=True)
+        with _inherited():
+            self.process.start()
+        theirs.close()
+
+    def __str__(self) -> str:
+        return f"worker {self.number} (pid {self.process.pid})"
+
+    @property
+    def idle(self) -> bool:
+        return self.ready and self.index is None
+
+    def revive(self) -> None:
+        """Start anew if the process was ended, or died while it had nothing to do."""
+        if self.idle and not self.pipe.closed and not self.process.is_alive():
+            _LOG.warning("%s died while it had nothing to do; a new one takes its place", self)
+            self.end()
+        if self.pipe.closed:
+            self.start()
+
+    def give(self, index: int, task: Task, make: Callable[[], object] | None) -> None:
+        """Send a task, and what to hold if that is new."""
+        # What to hold is sent as torch sends things, its tensors by reference to shared memory. A task goes by value:
+        # each tensor sent by reference would keep a file open for as long as it lives.
+        message = None if make is self.made else make, pickle.dumps((task.method, task.args()))
+        self.index, self.made = index, make
+        with suppress(OSError):  # it died just now; `take` will say so
+            self.pipe.send(message)
+
+    def take(self) -> tuple[int | None, Any]:
+        """The task at hand and what became of it; None if it has only said that it is there."""
+        index = self.index
+        try:
+            if not self.pipe.poll():  # a child of its own may keep the pipe open
+                raise EOFError
+            reply = pickle.loads(self.pipe.recv_bytes())
+        except (EOFError, OSError):
+            reply = self._bury()
+        else:
+            self.ready, self.index = True, None
+        return index, reply
+
+    def _bury(self) -> Died:
+        self.process.join()
+        code = self.process.exitcode or 0
+        died = f"{self} {f'died with signal {-code}' if code < 0 else f'ended with exit code {code}'}"
+        if not self.ready:
+            raise FedbatError(
+                f"{died} while it started; a script that runs experiments in parallel needs "
+                'if __name__ == "__main__": around what it does, or use --engine sequential'
+            )
+        self.end()
+        self.start()
+        return Died(died)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+        self.index = None
+
+
+@contextmanager
+def _inherited() -> Iterator[None]:
+    """What a process started here is born with: deaf to Ctrl-C, as its parent will end it, and malloc in huge pages."""
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
+    chosen = os.environ.get("GLIBC_TUNABLES")  # the user's own choice stays
+    os.environ["GLIBC_TUNABLES"] = chosen or "glibc.malloc.hugetlb=1"
+    try:
+        yield
+    finally:
+        if chosen is None:
+            del os.environ["GLIBC_TUNABLES"]
+        if heard is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+
+
+class _Failure(NamedTuple):
+    error: Exception
+    trace: str
+
+
+def _serve(pipe: Connection) -> None:
+    """The life of a worker."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    pipe.send_bytes(pickle.dumps("ready"))
+    holds: object = None
+    while True:
+        try:
+            message = pipe.recv_bytes()
+        except EOFError:
+            return
+        reply: Any
+        try:
+            make, task = pickle.loads(message)
+            method, args = pickle.loads(task)
+            if make:
+                holds = None  # before the next is there
+                holds = make()
+            reply = getattr(holds, method)(*args)
+        except Exception as error:
+            reply = _Failure(_travelling(error), traceback.format_exc())
+        pipe.send_bytes(pickle.dumps(reply))
+
+
+def _end_with_parent() -> None:
+    """However the parent ends, and whatever is going on here."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _travelling(error: Exception) -> Exception:
+    """The error, or one that says the same if it cannot be pickled."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def usable_cores() -> int:
+    """The cores this process is bound to, within its container's share; one where it may not start processes."""
+    if current_process().daemon:
+        return 1
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(bound, int(quota) // int(period)))
+    except (OSError, ValueError):  # no such file, or "max": no limit
+        return bound

@@ -1,0 +1,51 @@
+"""A server that stops goes on: the model after the last round, and what the strategy carries from round to round."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.serverapp.strategy import Strategy
+
+from fedbat.storage import load_tensors, save_tensors, write_text
+from fedbat.streams import Tensors
+
+_STATE = ("m_t", "v_t", "momentum_vector")  # of Flower's FedOpt family (arrays by name) and FedAvgM (a list of them)
+
+
+class ServerCheckpoint:
+    """A folder with one file per round and a file that names the last; valid at every moment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def exists(self) -> bool:
+        """Whether a round has been saved."""
+        return (self.folder / "last.json").exists()
+
+    def save(self, round_: int, model: Tensors, strategy: Strategy) -> None:
+        """Replace the last round's."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        tensors = {f"model/{name}": tensor for name, tensor in model.items()}
+        for kind in _STATE:
+            carried = getattr(strategy, kind, None) or {}
+            for name, array in carried.items() if isinstance(carried, dict) else enumerate(carried):
+                tensors[f"{kind}/{name}"] = torch.from_numpy(np.asarray(array))
+        path = self.folder / f"round-{round_}.safetensors"
+        save_tensors(path, tensors)
+        write_text(self.folder / "last.json", json.dumps({"round": round_, "file": path.name}) + "\n")
+        for old in self.folder.glob("round-*.safetensors"):
+            if old != path:
+                old.unlink()
+
+    def load(self, strategy: Strategy) -> tuple[int, Tensors]:
+        """The last round and the model after it; the strategy gets back what it carried."""
+        last: dict[str, Any] = json.loads((self.folder / "last.json").read_text())
+        tensors = load_tensors(self.folder / last["file"])
+        for kind in _STATE:
+            found = {name.split("/", 1)[1]: x.numpy() for name, x in tensors.items() if name.startswith(f"{kind}/")}
+            if found:
+                by_number = all(name.isdigit() for name in found)
+                setattr(strategy, kind, [found[n] for n in sorted(found, key=int)] if by_number else found)
+        return last["round"], {name.split("/", 1)[1]: x for name, x in tensors.items() if name.startswith("model/")}

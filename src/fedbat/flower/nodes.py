@@ -1,0 +1,35 @@
+"""Who is there: node ids are random, partition ids are not, so every node is asked for its own once."""
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedbat.flower.records import CONFIG
+
+
+class Nodes:
+    """Partition ids of the nodes met so far."""
+
+    def __init__(self) -> None:
+        self.clients: dict[int, int] = {}  # partition id by node id
+        self._silent: set[int] = set()
+
+    def meet(self, grid: Grid, hello: RecordDict, wanted: int, timeout: float) -> dict[int, int]:
+        """Node id by partition id, of the nodes connected now; those not known yet are asked.
+
+        One that did not answer is asked again only while fewer than `wanted` are known: it may be dead, and asking it in
+        every round would cost the timeout in every round.
+        """
+        connected = list(grid.get_node_ids())
+        strangers = [node for node in connected if node not in self.clients]
+        if sum(node in self.clients for node in connected) >= wanted:
+            strangers = [node for node in strangers if node not in self._silent]
+        self._silent |= set(strangers)
+        questions = [Message(hello, message_type="train", dst_node_id=node) for node in strangers]
+        for reply in grid.send_and_receive(questions, timeout=timeout) if questions else []:
+            if reply.has_content() and CONFIG in reply.content.config_records:
+                partition = reply.content.config_records[CONFIG]["partition-id"]
+                self._silent.discard(reply.metadata.src_node_id)
+                if isinstance(partition, int) and partition >= 0:
+                    self.clients[reply.metadata.src_node_id] = partition
+        # Of two nodes with one partition the later to connect counts: the other is its former self.
+        return {self.clients[node]: node for node in connected if node in self.clients}

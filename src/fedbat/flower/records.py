@@ -1,0 +1,105 @@
+"""What travels in Flower's messages: one raw array in each direction, and a few settings beside it.
+
+The arrays have types of their own (`stype`), so that a strategy or a mod that knows nothing of them fails instead of
+averaging packed bytes. A model is sent as safetensors: it says itself which tensors it holds, and nothing is unpickled.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import safetensors.torch
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from safetensors import SafetensorError
+
+from fedbat.errors import WireError
+from fedbat.layout import Role
+from fedbat.method import Method
+from fedbat.methods import METHODS, make_method
+from fedbat.settings import show
+from fedbat.streams import Tensors
+
+MODEL, UPLOAD = "fedbat.model.safetensors", "fedbat.upload.v1"
+CONFIG = "fedbat"  # key of our ConfigRecord in a message
+
+
+def packed(stype: str, data: bytes) -> ArrayRecord:
+    """Bytes as the only array of a record."""
+    return ArrayRecord({stype: Array("uint8", (len(data),), stype, data)})
+
+
+def unpacked(record: ArrayRecord, stype: str) -> bytes:
+    """The bytes that `packed` was given."""
+    found = [array.stype for array in record.values()]
+    if found != [stype]:
+        raise WireError(f"got arrays of type {found or 'none'}, expected one of {stype}")
+    return next(iter(record.values())).data
+
+
+def model_to_bytes(tensors: Tensors) -> bytes:
+    """All tensors of a state dict."""
+    return safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()})
+
+
+def model_from_bytes(data: bytes) -> Tensors:
+    """The tensors that `model_to_bytes` was given, in their order."""
+    try:
+        found = safetensors.torch.load(data)
+    except SafetensorError as error:
+        raise WireError(f"the model that arrived cannot be read ({error}); was it sent by fedbat?") from None
+    return found
+
+
+def tensors_of_record(record: ArrayRecord) -> Tensors:
+    """A plain record's arrays as tensors; unlike to_torch_state_dict they can be written to."""
+    return {name: torch.from_numpy(np.array(array.numpy())) for name, array in record.items()}
+
+
+def record_of_tensors(tensors: Tensors) -> ArrayRecord:
+    """Tensors as a plain record."""
+    return ArrayRecord(OrderedDict(tensors))
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What the server tells a client beside the model."""
+
+    round: int  # from 0; the upload's context
+    method: Method
+    roles: Mapping[str, Role]
+    seed: int | None  # of the sign decisions; None: each client draws its own
+    hello: bool = False  # nothing is to be trained, the server only asks who is there
+
+    def to_config(self) -> ConfigRecord:
+        """As it travels."""
+        name = next(name for name, kind in METHODS.items() if kind is type(self.method))
+        settings = {key: show(value) for key, value in self.method.settings().items()}
+        return ConfigRecord(
+            {
+                "round": self.round,
+                "method": name,
+                "settings": json.dumps(settings),
+                "roles": json.dumps(dict(self.roles)),
+                "seed": -1 if self.seed is None else self.seed,
+                "hello": self.hello,
+            }
+        )
+
+    @classmethod
+    def take_from(cls, content: RecordDict) -> "Orders | None":
+        """The orders in a message, which leave it; None if there are none."""
+        if CONFIG not in content.config_records:
+            return None
+        config = cast(ConfigRecord, content.pop(CONFIG))
+        seed = cast(int, config["seed"])
+        return cls(
+            round=cast(int, config["round"]),
+            method=make_method(cast(str, config["method"]), json.loads(cast(str, config["settings"]))),
+            roles=json.loads(cast(str, config["roles"])),
+            seed=None if seed < 0 else seed,
+            hello=cast(bool, config["hello"]),
+        )

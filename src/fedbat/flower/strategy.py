@@ -1,0 +1,256 @@
+"""The server's side: compression around any averaging Flower strategy.
+
+Replies are decoded and added one by one, in the order of partition ids, into one sum; the strategy inside gets a single
+reply, their mean, and does with it what it does (FedAvg, FedAdam, FedYogi, FedProx, ...). Memory does not grow with the
+number of clients beyond the packed replies that Flower hands over. Strategies that compare clients get one dense
+model per client.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import Any, cast
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import Result, Strategy
+from torch import nn
+
+from fedbat.errors import ConfigError
+from fedbat.flower.checkpoint import ServerCheckpoint
+from fedbat.flower.nodes import Nodes
+from fedbat.flower.records import CONFIG, MODEL, Orders, model_to_bytes, packed, record_of_tensors, tensors_of_record
+from fedbat.flower.uploads import Dropped, Upload, declared_bounds, read_replies
+from fedbat.layout import Role, layout_of
+from fedbat.method import Method
+from fedbat.server import Aggregator
+from fedbat.streams import Tensors, stream
+
+COMPARING = (flower.FedMedian, flower.FedTrimmedAvg, flower.Krum, flower.MultiKrum, flower.Bulyan, flower.QFedAvg)
+"""Strategies that need each client's model."""
+
+REFUSED = {
+    flower.DifferentialPrivacyServerSideFixedClipping: "it clips plain updates, and a packed one is not clipped",
+    flower.DifferentialPrivacyServerSideAdaptiveClipping: "it clips plain updates, and a packed one is not clipped",
+    flower.DifferentialPrivacyClientSideFixedClipping: "its clients clip plain updates, and theirs are packed",
+    flower.DifferentialPrivacyClientSideAdaptiveClipping: "its clients clip plain updates, and theirs are packed",
+    flower.FedXgbBagging: "it sends trees, not tensors",
+    flower.FedXgbCyclic: "it sends trees, not tensors",
+}
+
+
+class Compressed(Strategy):
+    """`Compressed(FedAvg(...), FedBAT(), model)`: the strategy inside, with updates of a bit a weight.
+
+    model       whose tensors travel; `roles` overrides which are compressed (see fedbat.layout_of)
+    seed        makes the run repeatable: clients are then sampled by partition id, and their sign decisions follow from
+                seed, round and partition id. None: Flower's own sampling, and clients draw as they like.
+    timeout     seconds a round waits for replies; who has not answered by then is left out
+    max_ratio   of a reply's step sizes to the round's median, beyond which it is dropped
+    checkpoint  folder in which every round is saved, and from which `start` goes on
+    evaluate_on_clients  send the model a second time, for the clients to evaluate; better give `start` an evaluate_fn
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        method: Method,
+        model: nn.Module,
+        *,
+        roles: Mapping[str, Role] | None = None,
+        seed: int | None = 0,
+        timeout: float = 600.0,
+        max_ratio: float = 100.0,
+        checkpoint: str | Path | None = None,
+        evaluate_on_clients: bool = False,
+    ) -> None:
+        if not isinstance(method, Method):
+            raise ConfigError(f"method is {method!r}, expected an instance such as fedbat.FedBAT()")
+        if not isinstance(strategy, flower.FedAvg) or type(strategy) in REFUSED:
+            reason = REFUSED.get(type(strategy), "it is no averaging strategy of Flower")
+            raise ConfigError(
+                f"{type(strategy).__name__} cannot be compressed: {reason}; use FedAvg or one built on it"
+            )
+        if timeout <= 0 or max_ratio <= 1:
+            raise ConfigError(f"timeout={timeout}, max_ratio={max_ratio}, expected more than 0 seconds and than 1")
+        self.strategy, self.method, self.layout = strategy, method, layout_of(model, roles)
+        self.roles, self.seed, self.timeout, self.max_ratio = dict(roles or {}), seed, timeout, max_ratio
+        self.evaluate_on_clients = evaluate_on_clients
+        self._parameters = {name for name, _ in model.named_parameters()}
+        self._checkpoint = None if checkpoint is None else ServerCheckpoint(Path(checkpoint))
+        self._rounds_before = 0  # of the run that this one goes on with
+        self._nodes = Nodes()
+        self._w: Tensors = {}
+        self._downlink = 0
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """As every Flower strategy; goes on after the last round of the checkpoint, if there is one."""
+        if self._checkpoint is not None and self._checkpoint.exists():
+            self._rounds_before, arrays = self._checkpoint.load(self.strategy)
+            initial_arrays = record_of_tensors(arrays)
+            log(INFO, "fedbat: going on after round %s of %s", self._rounds_before, num_rounds)
+        before = self._rounds_before
+        result = super().start(
+            grid, initial_arrays, max(0, num_rounds - before), self.timeout if timeout is None else timeout,
+            train_config, evaluate_config,
+            evaluate_fn and (lambda round_, arrays: evaluate_fn(round_ + before, arrays)),
+        )  # fmt: skip
+        if before:
+            for found in (
+                result.train_metrics_clientapp,
+                result.evaluate_metrics_clientapp,
+                result.evaluate_metrics_serverapp,
+            ):
+                shifted = {round_ + before: metrics for round_, metrics in found.items()}
+                found.clear()
+                found.update(shifted)
+            result.arrays = result.arrays or initial_arrays
+        return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The strategy inside says how many clients and with which settings; the model goes down as one array."""
+        round_ = server_round + self._rounds_before
+        self._w = tensors_of_record(arrays)
+        drafts = list(self.strategy.configure_train(round_, self._parameters_of(self._w), config, grid))
+        if not drafts:
+            return []
+        chosen = [draft.metadata.dst_node_id for draft in drafts]
+        orders = Orders(round_ - 1, self.method, self.roles, self.seed)
+        if self.seed is not None:
+            hello = replace(orders, hello=True).to_config()
+            known = self._nodes.meet(grid, RecordDict({CONFIG: hello}), len(chosen), self.timeout)
+            if known:
+                ids, num = sorted(known), min(len(chosen), len(known))
+                places = stream(self.seed, "clients", round_ - 1).choice(len(ids), num, replace=False)
+                chosen = [known[ids[place]] for place in sorted(places)]
+        data = model_to_bytes(self._w)
+        self._downlink = len(data) * len(chosen)
+        content = RecordDict(dict(drafts[0].content.items()))
+        for key in content.array_records:
+            content[key] = packed(MODEL, data)
+        content[CONFIG] = orders.to_config()
+        kind = drafts[0].metadata.message_type
+        return [Message(content, message_type=kind, dst_node_id=node) for node in chosen]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Add what can be added; the round goes on without the rest."""
+        round_ = server_round + self._rounds_before
+        uploads, dropped = read_replies(
+            replies, self.layout, round_ - 1, self._weight_key, self._nodes.clients, declared_bounds(self.method),
+            self.max_ratio,
+        )  # fmt: skip
+        for drop in dropped:
+            log(WARNING, "fedbat: round %s drops the reply of node %s: %s", round_, drop.node, drop.reason)
+        traffic = self._traffic(uploads, dropped)
+        if not uploads:
+            log(WARNING, "fedbat: round %s has no upload to add; the model stays as it is", round_)
+            return None, MetricRecord(traffic)
+        if isinstance(self.strategy, COMPARING):
+            log(INFO, "fedbat: %s needs %s dense models", type(self.strategy).__name__, len(uploads))
+            tensors, metrics = self._compare(round_, uploads)
+        else:
+            tensors, metrics = self._average(round_, uploads)
+        if self._checkpoint is not None:
+            self._checkpoint.save(round_, tensors, self.strategy)
+        return record_of_tensors(tensors), MetricRecord(dict(metrics) | traffic)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nothing, unless asked for: it is a second download of the model."""
+        if not self.evaluate_on_clients:
+            return []
+        round_ = server_round + self._rounds_before
+        messages = list(self.strategy.configure_evaluate(round_, arrays, config, grid))
+        if messages:
+            content = RecordDict(dict(messages[0].content.items()))
+            for key in content.array_records:
+                content[key] = packed(MODEL, model_to_bytes(tensors_of_record(arrays)))
+            content[CONFIG] = Orders(round_ - 1, self.method, self.roles, self.seed).to_config()
+            for message in messages:
+                message.content = content
+        return messages
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """As the strategy inside does it."""
+        return self.strategy.aggregate_evaluate(server_round + self._rounds_before, replies)
+
+    def summary(self) -> None:
+        """Log the settings, those of the strategy inside included."""
+        sent = ", ".join(f"{key}={value}" for key, value in self.method.settings().items())
+        log(INFO, "\t├──> %s, compressed by %s (%s)", type(self.strategy).__name__, type(self.method).__name__, sent)
+        log(INFO, "\t├──> seed %s, timeout %s s, max_ratio %s", self.seed, self.timeout, self.max_ratio)
+        self.strategy.summary()
+
+    @property
+    def _weight_key(self) -> str:
+        return str(cast(Any, self.strategy).weighted_by_key)
+
+    def _average(self, round_: int, uploads: list[Upload]) -> tuple[Tensors, MetricRecord]:
+        aggregator = Aggregator(self.method, self.layout, self._w)
+        for upload in uploads:
+            aggregator.add(upload.payload, upload.weight)
+        contents = [upload.reply.content for upload in uploads]
+        metrics = cast(Any, self.strategy).train_metrics_aggr_fn(contents, self._weight_key)
+        mean = aggregator.result()
+        reply = self._reply(uploads[0].reply, mean, dict(metrics) | {self._weight_key: aggregator.total_weight})
+        return self._given_to_the_strategy(round_, [reply], mean)
+
+    def _compare(self, round_: int, uploads: list[Upload]) -> tuple[Tensors, MetricRecord]:
+        """One dense model per client; buffers are averaged all the same."""
+        everyone, replies = Aggregator(self.method, self.layout, self._w), []
+        for upload in uploads:
+            alone = Aggregator(self.method, self.layout, self._w)
+            for aggregator in (everyone, alone):
+                aggregator.add(upload.payload, upload.weight)
+            metrics = next(iter(upload.reply.content.metric_records.values()))
+            replies.append(self._reply(upload.reply, alone.result(), dict(metrics)))
+        return self._given_to_the_strategy(round_, replies, everyone.result())
+
+    def _given_to_the_strategy(
+        self, round_: int, replies: list[Message], mean: Tensors
+    ) -> tuple[Tensors, MetricRecord]:
+        """Parameters are the strategy's to update; buffers (running means, counters) are averaged, in their types."""
+        arrays, metrics = self.strategy.aggregate_train(round_, replies)
+        new = self._w | mean
+        if arrays is not None:
+            new |= {name: tensor.to(self._w[name].dtype) for name, tensor in tensors_of_record(arrays).items()}
+        return {name: new[name] for name in self._w}, metrics or MetricRecord()
+
+    def _reply(self, reply: Message, model: Tensors, metrics: dict[str, Any]) -> Message:
+        """A client's reply as the strategy inside knows it."""
+        arrays = self._parameters_of(self._w | model)
+        reply.content = RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics)})
+        return reply
+
+    def _parameters_of(self, tensors: Tensors) -> ArrayRecord:
+        return record_of_tensors({name: tensor for name, tensor in tensors.items() if name in self._parameters})
+
+    def _traffic(self, uploads: list[Upload], dropped: list[Dropped]) -> dict[str, Any]:
+        """Counted as packed, without Flower's own signalling."""
+        found: dict[str, Any] = {
+            "fedbat-uploads": len(uploads),
+            "fedbat-uplink-bytes": sum(upload.num_bytes for upload in uploads),
+            "fedbat-downlink-bytes": self._downlink,
+            "fedbat-dropped": len(dropped),
+        }
+        for drop in dropped:
+            key = f"fedbat-dropped-{drop.kind}"
+            found[key] = found.get(key, 0) + 1
+        return found

@@ -1,0 +1,53 @@
+"""Which code ran on which machine."""
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def provenance() -> dict[str, Any]:
+    """Which code ran on which machine."""
+    return {
+        "versions": {
+            "fedbat": package_version(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+        "git_revision": _git_revision(),
+        "machine": {
+            "system": platform.platform(),
+            "processor": platform.machine(),
+            "cpus": os.cpu_count(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+    }
+
+
+def package_version() -> str:
+    """The installed version, or that of a bare source tree."""
+    try:
+        return version("fedbat")
+    except PackageNotFoundError:
+        return "source"
+
+
+def _git_revision() -> str | None:
+    """Of the source tree this package runs from, with "+" when it has changes; None when installed."""
+    here = Path(__file__).parent
+    try:
+        command = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+        tracked = subprocess.run(
+            ["git", "-C", str(here), "ls-files", "--error-unmatch", __file__], capture_output=True, timeout=10
+        )
+        if tracked.returncode:
+            return None
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,69 @@
+"""A cell is one experiment with one seed. Its configuration names it, whichever tables it appears in."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedbat.experiment import Experiment
+from fedbat.methods import METHODS, make_method
+from fedbat.settings import show
+
+_IN_THE_PATH = ("method", "settings", "dataset", "partition", "clients", "seed")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Something to run once."""
+
+    experiment: Experiment
+
+    @cached_property
+    def identity(self) -> str:
+        """Equal for equal configurations, however they were written."""
+        return identity(configuration(self.experiment))
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where its record lies below the results; different for different configurations."""
+        e = self.experiment
+        return Path(e.dataset, f"{e.partition}-n{e.clients}", f"{variant(e)}-seed{e.seed}")
+
+
+def configuration(experiment: Experiment, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """All that decides what is computed, with defaults written out; not the machine, the engine or the precision.
+
+    `settings` are the method's as an earlier run recorded them, in case a default has changed since.
+    """
+    resolved = experiment.resolved()
+    method = make_method(resolved.method, resolved.settings)
+    return dataclasses.asdict(resolved) | {"settings": method.settings() | dict(settings or {})}
+
+
+def identity(configuration: Mapping[str, Any]) -> str:
+    """A hash of the configuration."""
+    return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def canonical(experiment: Experiment) -> Experiment:
+    """The same with defaults written out, but of the method only the settings that are not at their defaults."""
+    resolved = experiment.resolved()
+    kind, settings = METHODS[resolved.method], make_method(resolved.method, resolved.settings).settings()
+    changed = {name: show(value) for name, value in settings.items() if value != kind().settings()[name]}
+    return dataclasses.replace(resolved, settings=changed)
+
+
+def variant(experiment: Experiment) -> str:
+    """The method and whatever is not at its default: fedbat-rho-0, fedpaq-bits-3."""
+    experiment = canonical(experiment)
+    usual = dataclasses.replace(
+        experiment, **{name: getattr(Experiment, name) for name in vars(experiment) if name not in _IN_THE_PATH}
+    ).resolved()
+    usual = dataclasses.replace(usual, rounds=dataclasses.replace(experiment, rounds=None).resolved().rounds)
+    changed = {name: value for name, value in vars(experiment).items() if value != getattr(usual, name)}
+    parts = [*experiment.settings.items(), *((name, show(value)) for name, value in changed.items())]
+    return "-".join([experiment.method, *(f"{name}-{value}" for name, value in parts)])

@@ -1,0 +1,64 @@
+"""How long a cell will take, from how long others took on the same machine."""
+
+import statistics
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from fedbat.experiment import Experiment
+from fedbat.reproduce.record import Record
+
+# What two cells must share for one to tell of the other, best first.
+_KINDS = (
+    ("dataset", "model", "partition", "clients", "method"),
+    ("dataset", "model", "clients", "method"),
+    ("dataset", "model", "method"),
+    ("dataset", "model"),
+    ("model",),
+)
+
+
+class Machine(NamedTuple):
+    """What decides the speed: the processor, the arithmetic, and how many share it."""
+
+    processor: str
+    precision: str
+    jobs: str = "1"
+
+    @classmethod
+    def of(cls, record: Record) -> "Machine":
+        """Where a record was made."""
+        engine = record.summary["engine"] or {}
+        processor = record.summary["machine"]["gpu"] or "cpu"
+        return cls(processor, engine.get("precision", ""), engine.get("jobs", "1"))
+
+
+class Pace:
+    """Seconds for one pass over the whole data set, by kind of cell."""
+
+    def __init__(self, machine: Machine, records: Iterable[Record] = ()) -> None:
+        self._seen: dict[tuple[Any, ...], list[float]] = {}
+        for record in records:
+            if Machine.of(record) == machine:
+                self.observe(record.configuration, record.seconds / record.configuration["rounds"])
+
+    def observe(self, configuration: Mapping[str, Any], seconds_per_round: float) -> None:
+        """Remember how fast something ran."""
+        for kind in _KINDS:
+            self._seen.setdefault(_key(kind, configuration), []).append(seconds_per_round / _passes(configuration))
+
+    def seconds(self, experiment: Experiment, rounds: int) -> float | None:
+        """For so many rounds; None if nothing like it ran here yet."""
+        configuration = vars(experiment)
+        for kind in _KINDS:
+            if seen := self._seen.get(_key(kind, configuration)):
+                return rounds * statistics.fmean(seen) * _passes(configuration)
+        return None
+
+
+def _key(kind: tuple[str, ...], configuration: Mapping[str, Any]) -> tuple[Any, ...]:
+    return kind, *(configuration[name] for name in kind)
+
+
+def _passes(configuration: Mapping[str, Any]) -> float:
+    """Over the whole data set in one round, by all clients together."""
+    return float(configuration["epochs"] * configuration["per_round"] / configuration["clients"])

@@ -1,0 +1,168 @@
+"""Records of finished runs, small enough to commit: summary.json and rounds.jsonl, one folder each.
+
+A record keeps every round of a run; floats are cut to four digits and layers stand in columns, their names in the
+summary, so that a ResNet's record takes a third of what its run wrote. Accuracies stay as they are.
+"""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from fedbat.errors import ConfigError, DataError
+from fedbat.experiment import Experiment
+from fedbat.reproduce.cells import configuration, identity
+from fedbat.storage import DRAFT
+
+_DIGITS = 4
+_FIGURES = ("relative_error", "step", "clipped")
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One run as it was written down."""
+
+    folder: Path
+    summary: dict[str, Any]
+    lines: tuple[dict[str, Any], ...]  # one for each round
+
+    @cached_property
+    def configuration(self) -> dict[str, Any]:
+        """What was run; what the experiment did not have yet when this was recorded is at its default."""
+        try:
+            return configuration(Experiment(**self.summary["config"]), self.summary["method_settings"])
+        except (TypeError, ConfigError) as error:
+            raise DataError(f"{self.folder}: a configuration this version cannot run ({error}); remove it") from None
+
+    @cached_property
+    def identity(self) -> str:
+        """Of the cell this is the record of."""
+        return identity(self.configuration)
+
+    @property
+    def best(self) -> float:
+        """Accuracy in percent of the best round, which is what the paper reports."""
+        return 100 * max(self.accuracy)
+
+    @property
+    def last10(self) -> float:
+        """Mean accuracy in percent of the last ten rounds."""
+        return 100 * sum(self.accuracy[-10:]) / len(self.accuracy[-10:])
+
+    @property
+    def accuracy(self) -> list[float]:
+        """By round, from 0 to 1."""
+        return [line["accuracy"] for line in self.lines]
+
+    @property
+    def uplink_bytes(self) -> list[int]:
+        """By round, of all clients together."""
+        return [line["uplink_bytes"] for line in self.lines]
+
+    @property
+    def relative_error(self) -> list[float]:
+        """By round, ||sent - m|| / ||m||, mean over layers."""
+        return [_mean_error(line["layers"]) for line in self.lines]
+
+    @property
+    def seconds(self) -> float:
+        """Of all rounds."""
+        return float(self.summary["seconds"])
+
+    def faults(self) -> list[str]:
+        """Why this is not a whole record; empty if it is."""
+        rounds, wanted = [line["round"] for line in self.lines], self.configuration["rounds"]
+        found = []
+        if self.summary["status"] != "finished":
+            found.append(f"its status is {self.summary['status']!r}, expected 'finished'")
+        if rounds != list(range(1, wanted + 1)):
+            found.append(f"it has {len(rounds)} rounds, expected 1 to {wanted}")
+        elif not math.isclose(self.summary["best_accuracy"], max(self.accuracy)):
+            found.append("its summary is not what its rounds say")
+        return found
+
+
+class Records:
+    """Whole records, to be asked for by what was run."""
+
+    def __init__(self, items: tuple[Record, ...]) -> None:
+        self.items = items
+        self._by_identity = {record.identity: record for record in items}
+
+    @classmethod
+    def load(cls, root: Path) -> Self:
+        """All whole records below a folder; what is not whole has to be run again."""
+        found = (_whole(path.parent) for path in sorted(root.rglob("summary.json")))
+        return cls(tuple(record for record in found if record is not None))
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def get(self, identity: str) -> Record | None:
+        """The record of a cell."""
+        return self._by_identity.get(identity)
+
+    def where(self, **wanted: Any) -> Self:
+        """Those with these values in their configuration or settings: where(dataset="fmnist", rho=6.0)."""
+        facts = ((record, record.configuration | record.configuration["settings"]) for record in self.items)
+        return type(self)(
+            tuple(record for record, fact in facts if all(fact.get(name) == value for name, value in wanted.items()))
+        )
+
+
+def load_record(folder: Path) -> Record:
+    """Read a record, or the folder of any run."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text())
+        lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder} is not a record ({error}); expected summary.json and rounds.jsonl") from None
+    return Record(folder, summary, tuple(lines))
+
+
+def _whole(folder: Path) -> Record | None:
+    try:
+        record = load_record(folder)
+        return None if record.faults() or folder.suffix == DRAFT else record
+    except DataError:
+        return None
+
+
+def publish(run: Record, folder: Path) -> Record:
+    """Write the small form of a whole run; it appears in `folder` at once or not at all."""
+    if faults := run.faults():
+        raise DataError(f"{run.folder} cannot become a record: {'; '.join(faults)}")
+    draft = folder.with_name(folder.name + DRAFT)
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    summary = run.summary | {"layers": list(run.lines[0]["layers"])}
+    (draft / "summary.json").write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")
+    lines = (json.dumps(_compact(line), separators=(",", ":"), allow_nan=False) for line in run.lines)
+    (draft / "rounds.jsonl").write_text("".join(line + "\n" for line in lines))
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(draft, folder)
+    return load_record(folder)
+
+
+def _compact(line: dict[str, Any]) -> dict[str, Any]:
+    columns = {figure: [_cut(report[figure]) for report in line["layers"].values()] for figure in _FIGURES}
+    return {name: value if name == "accuracy" else _cut(value) for name, value in line.items()} | {"layers": columns}
+
+
+def _cut(value: Any) -> Any:
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+
+
+def _mean_error(layers: dict[str, Any]) -> float:
+    """Of layers as a run writes them or as columns."""
+    errors = layers.get("relative_error") or [report["relative_error"] for report in layers.values()]
+    known = [error for error in errors if error is not None]  # a diverged layer has none
+    return sum(known) / len(known) if known else 0.0

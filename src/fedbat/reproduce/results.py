@@ -1,0 +1,138 @@
+"""Records beside the paper's numbers: means over seeds, differences, and which method is ahead of which."""
+
+import itertools
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from fedbat.reproduce.cells import identity
+from fedbat.reproduce.record import Record, Records
+from fedbat.reproduce.tables import Book, Row
+
+WITHIN = 1.0  # a point: how close to the paper counts as reproduced
+
+
+class Spread(NamedTuple):
+    """A mean over seeds, and the standard deviation if there is more than one."""
+
+    mean: float
+    std: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Of the runs of one cell."""
+        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A row that has been run, with the records of all its seeds."""
+
+    row: Row
+    records: tuple[Record, ...]
+
+    @cached_property
+    def best(self) -> Spread:
+        """Of the best rounds, as the paper reports it."""
+        return Spread.of([record.best for record in self.records])
+
+    @cached_property
+    def last10(self) -> Spread:
+        """Of the last ten rounds."""
+        return Spread.of([record.last10 for record in self.records])
+
+    @property
+    def difference(self) -> float | None:
+        """From the paper, in points."""
+        return None if self.row.paper is None else self.best.mean - self.row.paper.accuracy
+
+    def mean(self, figure: str) -> float:
+        """Of a figure of the summaries."""
+        return statistics.fmean(record.summary[figure] for record in self.records)
+
+
+class Results:
+    """Everything that was run of a book, by row."""
+
+    def __init__(self, book: Book, records: Records) -> None:
+        runs: dict[str, list[Record]] = {}
+        for record in records:
+            runs.setdefault(identity(record.configuration | {"seed": 0}), []).append(record)
+        rows = {row.identity: row for table in book.tables.values() for row in table.rows}
+        # Tables share rows; the one with the paper's number speaks for all.
+        rows |= {row.identity: row for table in book.tables.values() for row in table.rows if row.paper}
+        self.num_rows = len(rows)
+        self.found = {
+            key: Result(row, tuple(sorted(runs[key], key=lambda record: record.configuration["seed"])))
+            for key, row in rows.items()
+            if key in runs
+        }
+
+    def of(self, row: Row) -> Result | None:
+        """What was run of a row."""
+        return self.found.get(row.identity)
+
+    def compared(self) -> list[Result]:
+        """Those for which the paper has a number."""
+        return [result for result in self.found.values() if result.row.paper is not None]
+
+    def columns(self) -> list[dict[str, Result]]:
+        """The compared ones by method, for each data set, number of clients and split."""
+        found: dict[tuple[str, ...], dict[str, Result]] = {}
+        for result in self.compared():
+            point = result.row.point
+            column = found.setdefault((point["dataset"], point["clients"], point["split"]), {})
+            column[point["method"]] = result
+        return list(found.values())
+
+
+class Orderings(NamedTuple):
+    """Pairs of methods of one column that the paper ranks, and how many rank the same here."""
+
+    agree: int
+    all: int
+
+
+def orderings(columns: Iterable[dict[str, Result]], apart: float = 0.0) -> Orderings:
+    """Over the pairs that the paper puts more than `apart` points apart."""
+    agree, total = 0, 0
+    for column in columns:
+        for a, b in itertools.combinations(column.values(), 2):
+            theirs = _paper(a) - _paper(b)
+            if abs(theirs) > apart + 1e-9:
+                total += 1
+                agree += theirs * (a.best.mean - b.best.mean) > 0
+    return Orderings(agree, total)
+
+
+class Duel(NamedTuple):
+    """One method against another over the columns in which both were run."""
+
+    columns: int
+    ahead: int
+    ahead_in_paper: int
+    difference: float  # mean, in points
+    difference_in_paper: float
+
+
+def duel(columns: Iterable[dict[str, Result]], one: str, other: str) -> Duel | None:
+    """How often and how far `one` is ahead, here and in the paper; None if they never met."""
+    pairs = [(column[one], column[other]) for column in columns if one in column and other in column]
+    if not pairs:
+        return None
+    ours = [a.best.mean - b.best.mean for a, b in pairs]
+    theirs = [_paper(a) - _paper(b) for a, b in pairs]
+    return Duel(
+        len(pairs),
+        sum(value > 0 for value in ours),
+        sum(value > 1e-9 for value in theirs),
+        statistics.fmean(ours),
+        statistics.fmean(theirs),
+    )
+
+
+def _paper(result: Result) -> float:
+    assert result.row.paper is not None
+    return result.row.paper.accuracy

@@ -1,0 +1,212 @@
+"""Runs cells until all have their records or the time is up. May be killed and started again at any moment.
+
+A cell is run in a working folder with checkpoints and published when it is whole. A lock on that folder keeps two
+processes from the same cell, so any number of them may work on one list.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from shutil import rmtree
+from typing import Literal, cast
+
+import torch
+
+from fedbat.data import Dataset, load_dataset
+from fedbat.engine import make_engine
+from fedbat.engine.cuda import Precision
+from fedbat.errors import FedbatError
+from fedbat.experiment import prepare
+from fedbat.records import is_begun, read_summary
+from fedbat.reproduce.cells import Cell
+from fedbat.reproduce.pace import Machine, Pace
+from fedbat.reproduce.record import Records, load_record, publish
+from fedbat.run import run_recorded
+from fedbat.simulation import Round
+
+_MEASURED = 5  # rounds that tell how fast a cell is; the first of them records CUDA graphs and does not count
+_MARGIN = 1.1  # runs of a kind differ by this much
+_START = 5.0  # seconds from one cell to the next: data, model, checkpoint
+_SAY_EVERY = 15.0  # seconds
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How and where to run."""
+
+    results: Path
+    work: Path
+    engine: str = "auto"
+    device: str | None = None
+    precision: str = "fp32"
+    jobs: int = 1  # processes that share the machine
+    deadline: float = float("inf")  # of time.monotonic()
+
+    @property
+    def machine(self) -> Machine:
+        """What the records of this sweep will say."""
+        processor = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        return Machine(processor, self.precision, str(self.jobs))
+
+
+Fate = Literal["done", "run", "unfinished", "waiting", "failed"]
+
+
+@dataclass
+class Outcome:
+    """What became of the cells."""
+
+    done: list[Cell] = field(default_factory=list)  # have had their records before
+    run: list[Cell] = field(default_factory=list)
+    unfinished: list[Cell] = field(default_factory=list)  # begun, to be continued
+    waiting: list[Cell] = field(default_factory=list)  # not begun: no time, or another process has them
+    failed: list[Cell] = field(default_factory=list)
+
+    def add(self, fate: Fate, cell: Cell) -> None:
+        """One more."""
+        getattr(self, fate).append(cell)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{len(cells)} {fate}" for fate, cells in vars(self).items())
+
+
+class _TooSlow(Exception):
+    """A cell that turned out not to end in time."""
+
+
+def sweep(cells: Sequence[Cell], settings: Settings, say: Callable[[str], None]) -> Outcome:
+    """Run every cell that has no valid record yet and can end before the deadline."""
+    records = Records.load(settings.results)
+    pace = Pace(settings.machine, records)
+    pending = [cell for cell in cells if records.get(cell.identity) is None]
+    outcome = Outcome(done=[cell for cell in cells if records.get(cell.identity) is not None])
+
+    def say_progress(left: Sequence[Cell]) -> None:
+        say(f"{len(outcome.done) + len(outcome.run)} of {len(cells)} cells done, {_left(left, pace, settings)}")
+
+    say_progress(pending)
+    for position, cell in enumerate(pending, start=1):
+        with _claimed(settings.work / cell.folder) as mine:
+            fate = _attempt(cell, settings, pace, say) if mine else "waiting"
+        outcome.add(fate, cell)
+        if fate == "run":
+            say_progress(pending[position:])
+    say(str(outcome))
+    return outcome
+
+
+def _attempt(cell: Cell, settings: Settings, pace: Pace, say: Callable[[str], None]) -> Fate:
+    """Begin or continue a cell if there is time for it, and publish what is whole."""
+    folder, target = settings.work / cell.folder, settings.results / cell.folder
+    if Records.load(target).get(cell.identity) is not None:
+        return "done"  # by another process, since this one looked
+    rounds = _rounds_left(cell, settings)
+    seconds = pace.seconds(cell.experiment, rounds)
+    if time.monotonic() + _START + _MARGIN * (seconds or 0) > settings.deadline:
+        return "waiting"
+    say(f"{cell.folder}: {rounds} rounds" + ("" if seconds is None else f", about {_duration(seconds)}"))
+    try:
+        if not _ends(cell, folder, settings, pace, say):
+            say(f"{cell.folder} will not end in time; it can be continued")
+            return "unfinished"
+    except FedbatError as error:
+        say(f"{cell.folder} failed: {error}")
+        return "failed"
+    record = publish(load_record(folder), target)
+    rmtree(folder)
+    pace.observe(record.configuration, record.seconds / len(record.lines))
+    say(f"{cell.folder}: best {record.best:.2f} %, last ten {record.last10:.2f} %, {record.seconds:.0f} s")
+    return "run"
+
+
+def _ends(cell: Cell, folder: Path, settings: Settings, pace: Pace, say: Callable[[str], None]) -> bool:
+    """Run until the last round or the deadline; whether it was the last round."""
+    federation = prepare(cell.experiment, data=_data(cell.experiment.dataset))
+    engine = make_engine(federation, settings.engine, settings.device, cast(Precision, settings.precision))
+    watch = _Watch(cell, settings.deadline, pace, say)
+    try:
+        return run_recorded(
+            federation,
+            engine,
+            folder,
+            engine_facts={
+                "name": type(engine).__name__,
+                "precision": settings.precision,
+                "asked": settings.engine,
+                "device": settings.device,
+                "jobs": str(settings.jobs),
+            },
+            on_round=watch.round,
+            deadline=settings.deadline,
+        ).finished
+    except _TooSlow:
+        return False
+    finally:
+        engine.close()
+        del engine, federation
+        gc.collect()  # models and graphs of this cell hold each other; the next one needs their memory
+
+
+class _Watch:
+    """Follows a running cell: says how it does, and stops it once it is clear that it cannot end in time."""
+
+    def __init__(self, cell: Cell, deadline: float, pace: Pace, say: Callable[[str], None]) -> None:
+        self._cell, self._deadline, self._pace, self._say = cell, deadline, pace, say
+        self._seconds: list[float] = []
+        self._said = time.monotonic()
+
+    def round(self, round_: Round) -> None:
+        experiment, now = self._cell.experiment, time.monotonic()
+        assert experiment.rounds is not None
+        self._seconds.append(round_.seconds)
+        done, per_round = round_.index + 1, statistics.median(self._seconds[1:] or self._seconds)
+        left = (experiment.rounds - done) * per_round
+        if now - self._said > _SAY_EVERY:
+            self._said = now
+            accuracy = f"accuracy {100 * round_.accuracy:.1f} %"
+            self._say(f"  {self._cell.folder} round {done}/{experiment.rounds}  {accuracy}  {_duration(left)} left")
+        if len(self._seconds) == _MEASURED and now + left > self._deadline:
+            self._pace.observe(vars(experiment), per_round)
+            raise _TooSlow
+
+
+@lru_cache(maxsize=1)  # the cells of a data set follow each other
+def _data(name: str) -> Dataset:
+    return load_dataset(name)
+
+
+@contextmanager
+def _claimed(folder: Path) -> Iterator[bool]:
+    """Whether this process may have the cell; the lock ends with the process, however that ends."""
+    import fcntl  # not on Windows
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(folder.name + ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def _rounds_left(cell: Cell, settings: Settings) -> int:
+    assert cell.experiment.rounds is not None
+    folder = settings.work / cell.folder
+    return cell.experiment.rounds - (int(read_summary(folder)["rounds_done"]) if is_begun(folder) else 0)
+
+
+def _left(cells: Sequence[Cell], pace: Pace, settings: Settings) -> str:
+    times = [pace.seconds(cell.experiment, _rounds_left(cell, settings)) for cell in cells]
+    known = [_START + seconds for seconds in times if seconds is not None]
+    unknown = "" if len(known) == len(times) else f" and {len(times) - len(known)} cells of unknown length"
+    return f"{_duration(sum(known))}{unknown} left"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,194 @@
+"""Experiment files: what each table and figure of the paper consists of, and the paper's own numbers beside it."""
+
+import csv
+import itertools
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedbat.errors import ConfigError
+from fedbat.experiment import Experiment
+from fedbat.reproduce.cells import Cell, canonical
+from fedbat.settings import show
+
+KEYS = ("dataset", "clients", "split", "method")
+ALL = "all"  # the order file's name on the command line
+PROTOCOL = "authors"  # the one that reproduces the paper's numbers
+
+Point = Mapping[str, str]  # a value for each of KEYS, in the paper's words
+
+
+class Number(NamedTuple):
+    """A result as the paper prints it, in percent."""
+
+    accuracy: float
+    std: float | None
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What the paper's words stand for."""
+
+    name: str
+    title: str
+    partition: Mapping[str, str]  # by split
+    model: Mapping[str, str]  # by data set, where it is not the usual one
+    settings: Mapping[str, Mapping[str, str]]  # by method
+
+    def experiment(self, point: Point, fixed: Mapping[str, Any], seed: int) -> Experiment:
+        """What is run for a point of a grid; a method may carry settings: "fedbat rho=4"."""
+        method, *changes = point["method"].split()
+        if point["split"] not in self.partition:
+            raise ConfigError(f"unknown split {point['split']!r}; choose from {', '.join(self.partition)}")
+        chosen: dict[str, Any] = {
+            "method": method,
+            "settings": {**self.settings.get(method, {}), **dict(change.split("=", 1) for change in changes)},
+            "dataset": point["dataset"],
+            "partition": self.partition[point["split"]],
+            "clients": int(point["clients"]),
+            "model": self.model.get(point["dataset"]),
+            "seed": seed,
+        }
+        return canonical(Experiment(**chosen | dict(fixed)))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: a point of its grid and the paper's number for it."""
+
+    point: Point
+    paper: Number | None
+    protocol: Protocol
+    fixed: Mapping[str, Any]  # what the file says of all its experiments
+
+    def cell(self, seed: int) -> Cell:
+        """This line with a seed."""
+        return Cell(self.protocol.experiment(self.point, self.fixed, seed))
+
+    @cached_property
+    def identity(self) -> str:
+        """Of the line, whatever the seed."""
+        return self.cell(0).identity
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table or figure of the paper."""
+
+    name: str
+    title: str
+    label: str | None  # in the paper
+    curves: bool  # a figure: its rows are drawn
+    rows: tuple[Row, ...]
+
+    def where(self, only: Mapping[str, str]) -> tuple[Row, ...]:
+        """The rows that match every filter."""
+        return tuple(row for row in self.rows if matches(row.point, only))
+
+
+class Part(NamedTuple):
+    """Some cells of the order in which everything is worth running."""
+
+    table: str
+    seeds: list[int]
+    only: dict[str, str]
+
+
+class Note(NamedTuple):
+    """A finding about some rows, in words."""
+
+    only: dict[str, str]
+    text: str
+
+
+@dataclass(frozen=True)
+class Book:
+    """All experiment files of a folder."""
+
+    tables: Mapping[str, Table]
+    order: tuple[Part, ...]
+    notes: tuple[Note, ...]
+    protocol: Protocol
+
+    def cells(self, name: str, seeds: Sequence[int] | None, only: Mapping[str, str]) -> list[Cell]:
+        """The cells of a table, or of all in their order, each once; `seeds` None means those of the order, or 0."""
+        if name != ALL and name not in self.tables:
+            raise ConfigError(f"unknown experiment {name!r}; choose from {', '.join([*self.tables, ALL])}")
+        parts = self.order if name == ALL else [Part(name, list(seeds or [0]), {})]
+        found = [
+            row.cell(seed)
+            for part in parts
+            for seed in part.seeds
+            if seeds is None or seed in seeds
+            for row in self.tables[part.table].where(part.only)
+            if matches(row.point, only)
+        ]
+        if not found:
+            wanted = " ".join(f"{key}={values}" for key, values in only.items())
+            raise ConfigError(f"{name} has no cell with {wanted} seeds={seeds}; leave out a filter, or see its file")
+        return list({cell.identity: cell for cell in found}.values())
+
+
+def matches(point: Point, only: Mapping[str, str]) -> bool:
+    """Whether a point has one of the comma-separated values of every filter; a bare method matches its variants."""
+    if unknown := set(only) - set(KEYS):
+        raise ConfigError(f"cells cannot be chosen by {', '.join(sorted(unknown))}; choose by {', '.join(KEYS)}")
+    return all(
+        point[key] in (allowed := values.split(",")) or (key == "method" and point[key].split()[0] in allowed)
+        for key, values in only.items()
+    )
+
+
+def load_book(folder: Path, protocol: str = PROTOCOL) -> Book:
+    """Read every experiment file, with the paper's words as `protocol` takes them."""
+    if not (folder / "protocols.toml").is_file():
+        raise ConfigError(f"no experiment files in {folder}; work in a clone of the repository, or use --experiments")
+    protocols = _read(folder / "protocols.toml")
+    if protocol not in protocols:
+        raise ConfigError(f"unknown protocol {protocol!r}; choose from {', '.join(protocols)}")
+    chosen = Protocol(protocol, **({"model": {}, "settings": {}} | protocols[protocol]))
+    files = {path.stem: _read(path) for path in sorted(folder.glob("*.toml"))}
+    order = tuple(Part(**({"only": {}} | part)) for part in files["order"]["part"])
+    names = dict.fromkeys([part.table for part in order] + [name for name in files if "grid" in files[name]])
+    if missing := names.keys() - files.keys():
+        raise ConfigError(f"{folder / 'order.toml'} names {', '.join(missing)}, which is no file there")
+    tables = {name: _table(folder, name, files[name], chosen) for name in names}
+    notes = tuple(Note(**note) for note in files["notes"].get("note", []))
+    return Book(tables, order, notes, chosen)
+
+
+def _table(folder: Path, name: str, file: Mapping[str, Any], protocol: Protocol) -> Table:
+    if set(file["grid"]) != set(KEYS):
+        raise ConfigError(f"{folder / name}.toml: the grid has {', '.join(file['grid'])}, expected {', '.join(KEYS)}")
+    paper = _paper_numbers(folder / "paper" / f"{name}.csv")
+    rows = tuple(Row(point, paper.get(_key(point)), protocol, file.get("fixed", {})) for point in _points(file["grid"]))
+    return Table(name, file["title"], file.get("label"), file.get("curves", False), rows)
+
+
+def _points(grid: Mapping[str, Sequence[object]]) -> Iterable[Point]:
+    for values in itertools.product(*grid.values()):
+        yield dict(zip(grid, map(show, values), strict=True))
+
+
+def _paper_numbers(path: Path) -> dict[tuple[str, ...], Number]:
+    if not path.is_file():
+        return {}
+    with path.open(newline="") as file:
+        return {
+            _key(line): Number(float(line["accuracy"]), float(line["std"]) if line["std"] else None)
+            for line in csv.DictReader(file)
+        }
+
+
+def _key(point: Point) -> tuple[str, ...]:
+    return tuple(point[key] for key in KEYS)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} could not be read: {error}") from None

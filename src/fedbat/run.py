@@ -1,0 +1,95 @@
+"""A run with its record: begun or continued, checkpointed as it goes, stopped at any time without loss."""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from fedbat.checkpoint import Checkpoint, has_checkpoint, remove_checkpoint
+from fedbat.engine.base import Engine
+from fedbat.errors import ConfigError, DataError
+from fedbat.experiment import Federation
+from fedbat.memories import Memories, half_of_ram
+from fedbat.records import RunRecord, is_begun, is_finished, read_experiment
+from fedbat.simulation import Round, initial_state, rounds
+
+CHECKPOINT_SECONDS = 20.0  # between two; a round on a GPU takes a fifth of one
+
+
+def run_recorded(
+    federation: Federation,
+    engine: Engine,
+    folder: Path,
+    *,
+    engine_facts: Mapping[str, str | None] | None = None,
+    on_start: Callable[[RunRecord], None] = lambda record: None,
+    on_round: Callable[[Round], None] = lambda round_: None,
+    on_client: Callable[[], None] = lambda: None,
+    deadline: float = float("inf"),
+    memory_budget: float | None = None,
+) -> RunRecord:
+    """Begin a run in a new folder, or go on with the one that is there, to the same results; a finished one is read.
+
+    `engine_facts` go into the record. `on_start` sees the record before the first round to be done, `on_round` each
+    round. No round is begun after `deadline` (of time.monotonic()); whether all were done, `record.finished` tells.
+    Ctrl-C and errors come out as they are; the rounds done so far are recorded and a checkpoint is left to go on from.
+    `memory_budget` bytes of client memories stay in RAM (default: half of the machine's), the others wait on disk.
+    """
+    place = folder / "checkpoint"
+    budget = half_of_ram() if memory_budget is None else memory_budget
+    if is_begun(folder):
+        _check_same(federation, folder)
+        record = RunRecord.read(folder, federation)
+        if is_finished(folder):
+            remove_checkpoint(place)  # in case the process died right before
+            return record
+        checkpoint = _last_checkpoint(federation, record, place, budget)
+        record.resume(checkpoint.next_round, engine_facts)
+    else:
+        record = RunRecord(folder, federation, engine_facts)
+        checkpoint = Checkpoint(0, initial_state(federation, Memories(place, budget)))
+    if not has_checkpoint(place):
+        checkpoint.save(place)  # before the first round is recorded
+    status, saved_at = "failed", time.monotonic()
+    try:
+        on_start(record)
+        following = rounds(federation, engine, checkpoint.state, on_client, first=checkpoint.next_round)
+        while not record.finished and time.monotonic() < deadline:
+            round_, state = next(following)
+            record.add(round_)
+            checkpoint = Checkpoint(round_.index + 1, state)
+            on_round(round_)
+            if time.monotonic() - saved_at >= CHECKPOINT_SECONDS:
+                checkpoint.save(place)
+                saved_at = time.monotonic()
+        status = "finished" if record.finished else "interrupted"
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
+    finally:
+        if checkpoint.next_round == 0:  # nothing was done, nothing is left behind
+            remove_checkpoint(place)
+        elif status != "finished":
+            checkpoint.save(place)
+        record.close(status, checkpoint.next_round, checkpoint.state)
+        if status == "finished":
+            remove_checkpoint(place)
+    return record
+
+
+def _check_same(federation: Federation, folder: Path) -> None:
+    """Only the same experiment can be gone on with."""
+    wanted, found = vars(federation.experiment), vars(read_experiment(folder))
+    other = [f"{name} is {found[name]} there, {value} here" for name, value in wanted.items() if found[name] != value]
+    if other:
+        raise ConfigError(f"{folder} holds another run: {', '.join(other)}; name a new folder")
+
+
+def _last_checkpoint(federation: Federation, record: RunRecord, place: Path, budget: float) -> Checkpoint:
+    if has_checkpoint(place):
+        return Checkpoint.load(place, budget)
+    if record.rounds:
+        raise DataError(
+            f"{record.folder} has {len(record.rounds)} rounds but no checkpoint to go on from; "
+            "start the run anew in another folder"
+        )
+    return Checkpoint(0, initial_state(federation, Memories(place, budget)))  # it died before its first checkpoint

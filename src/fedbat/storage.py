@@ -1,0 +1,53 @@
+"""Files that are whole or not there: written under a draft name, then renamed."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedbat.streams import Tensors
+
+DRAFT = ".draft"
+
+
+@contextmanager
+def draft_of(path: Path) -> Iterator[Path]:
+    """A file to write instead of `path`, which it replaces once it is complete."""
+    draft = path.with_name(path.name + DRAFT)
+    yield draft
+    os.replace(draft, path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the whole file."""
+    with draft_of(path) as draft:
+        draft.write_text(text)
+
+
+def save_tensors(path: Path, tensors: Tensors) -> None:
+    """Values and memory formats: a sum over a tensor in another format may differ in its last bit."""
+    orders = {name: _order(tensor) for name, tensor in tensors.items()}
+    stored = {name: tensor.permute(orders[name]).contiguous() for name, tensor in tensors.items()}
+    with draft_of(path) as draft:
+        save_file(stored, str(draft), {name: ",".join(map(str, order)) for name, order in orders.items()})
+
+
+def load_tensors(path: Path) -> Tensors:
+    """What was saved, bit for bit, in the same memory formats."""
+    with safe_open(str(path), "pt") as file:
+        orders = {name: [int(dim) for dim in text.split(",") if dim] for name, text in file.metadata().items()}
+        return {name: _reordered(file.get_tensor(name), order) for name, order in orders.items()}
+
+
+def _order(tensor: Tensor) -> list[int]:
+    """The dimensions from the widest stride to the narrowest."""
+    strides = tensor.stride()
+    return sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
+
+
+def _reordered(stored: Tensor, order: list[int]) -> Tensor:
+    return stored.permute([order.index(dim) for dim in range(len(order))])

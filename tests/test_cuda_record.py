@@ -1,0 +1,32 @@
+"""CI has no GPU: the engine's checks were made on one, and the code has not changed since."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from scripts import cuda_page
+
+RECORDS = sorted(cuda_page.FOLDER.glob("*.json"))
+ENGINE = Path(__file__).parent.parent / "src" / "fedbat" / "engine"
+FILES = ("cuda.py", "fused.py", "kernels.py", "outbox.py", "slot.py")
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda p: p.stem)
+def test_the_checked_code_is_the_code(path):
+    digests = json.loads(path.read_text())["code"]
+    changed = [name for name in FILES if digests[name] != hashlib.sha256((ENGINE / name).read_bytes()).hexdigest()]
+    assert not changed, f"{changed} changed: run benchmarks/cuda_check.py --out results/cuda on a GPU"
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda p: p.stem)
+def test_the_checks_held(path):
+    assert all(row.get("ok", True) for row in json.loads(path.read_text())["rows"])
+
+
+def test_the_needed_checks_are_there():
+    assert {"parity", "noise", "ratio", "time"} <= {path.stem for path in RECORDS}
+
+
+def test_the_page_is_what_the_records_say():
+    assert (cuda_page.FOLDER / "README.md").read_text() == cuda_page.page()

@@ -1,0 +1,370 @@
+"""Flower: the same method code, checked without processes (real ones are in test_flower_deployment.py)."""
+
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod, message_size_mod
+from flwr.serverapp import strategy as flower
+
+import fedbat
+from fedbat import METHODS, FedAvg, FedBAT, Payload, UniformNoise, layout_of, make_method
+from fedbat.errors import ConfigError, MethodError, WireError
+from fedbat.flower import Compressed, begin, fedbat_mod
+from fedbat.flower.client import MEMORY
+from fedbat.flower.records import CONFIG, UPLOAD, packed, tensors_of_record, unpacked
+from fedbat.parts import Signs
+from fedbat.streams import stream
+from tests.flower_world import NUM_CLIENTS, World, make_app, net, run, train_one
+
+
+def base(**options):
+    return flower.FedAvg(fraction_train=0.6, fraction_evaluate=0.0, min_available_nodes=3, **options)
+
+
+def compressed(method=None, strategy=None, **options):
+    return Compressed(strategy or base(), method or FedBAT(), net(), **options)
+
+
+def same(a, b):
+    a, b = (tensors_of_record(x) if isinstance(x, ArrayRecord) else x for x in (a, b))
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in a)
+
+
+def locally(method, num_rounds, seed=0):
+    """The same federation by the library's own Server."""
+    model = net()
+    server, memories = fedbat.Server(method, model), {}
+    for round_ in range(num_rounds):
+        for k in sorted(stream(seed, "clients", round_).choice(NUM_CLIENTS, 3, replace=False)):
+            local, client = copy.deepcopy(model), int(k)
+            held = []
+
+            def begin_(model, optimizer, num_steps, held=held, client=client, round_=round_):
+                noise = UniformNoise(seed, "noise", round_, client)
+                held.append(
+                    fedbat.begin(
+                        method, model, optimizer, num_steps,
+                        memory=memories.get(client), noise=noise, context=round_,
+                    )
+                )  # fmt: skip
+
+            _, num = train_one(local, client, begin_)
+            upload = held[0].finish()
+            memories[client] = upload.memory
+            server.add(upload.to_bytes(), num, context=round_)
+        server.step()
+    return model.state_dict(), memories
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_flower_gives_the_weights_of_the_library_alone(name):
+    method = make_method(name, {})
+    world = World(make_app())
+    result = run(compressed(method), world)
+    expected, memories = locally(method, 3)
+    assert same(result.arrays, dict(expected))
+    for context in world.contexts.values():
+        found = tensors_of_record(context.state.array_records.get(MEMORY, ArrayRecord()))
+        assert same(found, memories.get(context.node_config["partition-id"], {}))
+
+
+def test_clients_are_sampled_by_partition_whatever_their_node_ids():
+    worlds = [World(make_app(), node_seed=seed) for seed in (1, 2)]
+    first, second = (run(compressed(seed=7), world) for world in worlds)
+    assert same(first.arrays, second.arrays)
+    assert worlds[0].asked == worlds[1].asked or sorted(worlds[0].asked[0]) == list(range(NUM_CLIENTS))
+    assert sorted(worlds[0].asked[0]) == list(range(NUM_CLIENTS))  # everyone is asked who it is, once
+    expected = [sorted(stream(7, "clients", r).choice(NUM_CLIENTS, 3, replace=False).tolist()) for r in range(3)]
+    assert [asked for asked in worlds[0].asked[1:] if asked] == expected
+
+
+def test_without_a_seed_nobody_is_asked_and_flower_samples():
+    world = World(make_app())
+    run(compressed(seed=None), world)
+    assert [len(asked) for asked in world.asked if asked] == [3, 3, 3]
+
+
+def test_metrics_have_the_bytes_of_each_direction():
+    world = World(make_app())
+    metrics = run(compressed(), world).train_metrics_clientapp[2]
+    layout = layout_of(net())
+    sizes = {type(m): sum(e.nbytes for e in layout) for m in (FedAvg(),)}
+    assert metrics["fedbat-uploads"] == 3 and metrics["fedbat-dropped"] == 0
+    assert metrics["fedbat-uplink-bytes"] < 3 * sizes[FedAvg] < metrics["fedbat-downlink-bytes"]
+    assert metrics["train_loss"] > 0 and "num-examples" not in metrics
+
+
+@pytest.mark.parametrize("kind", [flower.FedAdam, flower.FedYogi, flower.FedAdagrad, flower.FedAvgM, flower.FedProx])
+def test_the_strategy_inside_sees_the_mean_of_the_uploads(kind):
+    """Against the same strategy given one dense reply with the mean that the library's own server finds."""
+    extra = {"proximal_mu": 0.1} if kind is flower.FedProx else {}
+    options = dict(fraction_train=0.6, fraction_evaluate=0.0, min_available_nodes=3, **extra)
+    result = run(compressed(strategy=kind(**options)), World(make_app()), num_rounds=1)
+    mean, _ = locally(FedBAT(), 1)
+    stock, world = kind(**options), World(make_app())
+    parameters = {name for name, _ in net().named_parameters()}
+    start = ArrayRecord({k: v for k, v in ArrayRecord(net().state_dict()).items() if k in parameters})
+    message = next(iter(stock.configure_train(1, start, ConfigRecord(), world)))
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord({k: v for k, v in ArrayRecord(mean).items() if k in parameters}),
+            "metrics": MetricRecord({"num-examples": 1.0}),
+        }
+    )
+    expected, _ = stock.aggregate_train(1, [Message(content, reply_to=message)])
+    found = tensors_of_record(result.arrays)
+    for name, tensor in tensors_of_record(expected).items():
+        assert torch.equal(found[name], tensor.to(found[name].dtype)), name
+    buffers = [name for name, _ in net().named_buffers()]
+    assert same({k: found[k] for k in buffers}, {k: mean[k] for k in buffers})
+    assert found["1.num_batches_tracked"].dtype == torch.int64
+
+
+@pytest.mark.parametrize("kind", [flower.FedMedian, flower.FedTrimmedAvg, flower.Krum, flower.MultiKrum])
+def test_strategies_that_compare_clients_get_a_dense_model_of_each(kind, monkeypatch):
+    seen = []
+    strategy = kind(fraction_train=0.6, fraction_evaluate=0.0, min_available_nodes=3)
+    aggregate = strategy.aggregate_train
+
+    def spy(round_, replies):
+        replies = list(replies)
+        seen.append([dict(next(iter(r.content.array_records.values())).items()) for r in replies])
+        return aggregate(round_, replies)
+
+    monkeypatch.setattr(strategy, "aggregate_train", spy)
+    result = run(compressed(strategy=strategy), World(make_app()), num_rounds=2)
+    assert [len(models) for models in seen] == [3, 3]
+    assert all(model["0.weight"].numpy().shape == (16, 6) for models in seen for model in models)
+    assert result.arrays["1.num_batches_tracked"].numpy().dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        flower.DifferentialPrivacyServerSideFixedClipping(flower.FedAvg(), 0.1, 1.0, 3),
+        flower.FedXgbBagging(),
+        object(),
+    ],
+)
+def test_strategies_that_cannot_work_are_refused_with_the_reason(wrong):
+    with pytest.raises(ConfigError, match="cannot be compressed"):
+        Compressed(wrong, FedBAT(), net())
+
+
+# Replies that must not count
+
+
+def replaced(reply, data):
+    key = next(iter(reply.content.array_records))
+    reply.content[key] = packed(UPLOAD, data)
+    return [reply]
+
+
+def raw(reply):
+    return unpacked(next(iter(reply.content.array_records.values())), UPLOAD)
+
+
+def restepped(reply, change):
+    payload = Payload.from_bytes(raw(reply), layout_of(net()))
+    parts = {k: dataclasses.replace(p, scale=change(p.scale)) for k, p in payload.parts.items() if isinstance(p, Signs)}
+    return replaced(reply, dataclasses.replace(payload, parts=parts).to_bytes())
+
+
+def other_round(reply):
+    payload = Payload.from_bytes(raw(reply), layout_of(net()))
+    return replaced(reply, dataclasses.replace(payload, context=payload.context + 1).to_bytes())
+
+
+def not_finite(reply):
+    data = bytearray(raw(reply))
+    payload = Payload.from_bytes(bytes(data), layout_of(net()))
+    rest = {k: v * float("nan") if v.is_floating_point() else v for k, v in payload.rest.items()}
+    return replaced(reply, dataclasses.replace(payload, rest=rest).to_bytes())
+
+
+def plain_arrays(reply):
+    reply.content["arrays"] = ArrayRecord(net().state_dict())
+    return [reply]
+
+
+def without_weight(reply):
+    reply.content["metrics"] = MetricRecord({"train_loss": 1.0})
+    return [reply]
+
+
+SPOILERS = {
+    "garbage": (lambda reply: replaced(reply, b"\x00garbage" * 50), "malformed"),
+    "cut short": (lambda reply: replaced(reply, raw(reply)[:-3]), "malformed"),
+    "other round": (other_round, "malformed"),
+    "not finite": (not_finite, "malformed"),
+    "plain arrays": (plain_arrays, "malformed"),
+    "no weight": (without_weight, "weight"),
+    "step out of bounds": (lambda reply: restepped(reply, lambda s: s * 0 + 9.0), "step"),
+    "nothing": (lambda reply: [], None),
+}
+
+
+@pytest.mark.parametrize("what", SPOILERS)
+def test_a_bad_reply_is_dropped_and_the_round_goes_on(what, caplog):
+    spoil, kind = SPOILERS[what]
+    chosen = sorted(stream(0, "clients", 0).choice(NUM_CLIENTS, 3, replace=False).tolist())
+    bad, silent = World(make_app()), World(make_app())
+    bad.spoil[chosen[1]], silent.spoil[chosen[1]] = spoil, lambda reply: []
+    found, expected = run(compressed(), bad, num_rounds=1), run(compressed(), silent, num_rounds=1)
+    assert same(found.arrays, expected.arrays)  # as if it had not answered
+    metrics = found.train_metrics_clientapp[1]
+    assert metrics["fedbat-uploads"] == 2
+    if kind is not None:
+        assert metrics["fedbat-dropped"] == metrics[f"fedbat-dropped-{kind}"] == 1
+
+
+def test_a_client_that_answers_twice_counts_once():
+    chosen = sorted(stream(0, "clients", 0).choice(NUM_CLIENTS, 3, replace=False).tolist())
+    world = World(make_app())
+    world.spoil[chosen[0]] = lambda reply: [reply, copy.copy(reply)]
+    result = run(compressed(), world, num_rounds=1)
+    assert same(result.arrays, run(compressed(), World(make_app()), num_rounds=1).arrays)
+    assert result.train_metrics_clientapp[1]["fedbat-dropped-twice"] == 1
+
+
+def test_a_step_size_far_from_the_median_is_dropped():
+    method = FedBAT(bounds=None)
+    chosen = sorted(stream(0, "clients", 0).choice(NUM_CLIENTS, 3, replace=False).tolist())
+    bad, silent = World(make_app()), World(make_app())
+    bad.spoil[chosen[2]] = lambda reply: restepped(reply, lambda s: s * 1e4)
+    silent.spoil[chosen[2]] = lambda reply: []
+    found, expected = (run(compressed(method), world, num_rounds=1) for world in (bad, silent))
+    assert same(found.arrays, expected.arrays)
+    assert found.train_metrics_clientapp[1]["fedbat-dropped-step"] == 1
+
+
+def test_a_round_without_any_upload_keeps_the_model():
+    world = World(make_app())
+    world.spoil = dict.fromkeys(range(NUM_CLIENTS), lambda reply: replaced(reply, b""))
+    result = run(compressed(), world, num_rounds=2)
+    assert result.train_metrics_clientapp[1]["fedbat-uploads"] == 0
+    assert not result.arrays
+
+
+# State that outlives processes
+
+
+@pytest.mark.parametrize("kind", [flower.FedAvg, flower.FedAdam, flower.FedAvgM])
+def test_a_server_that_stops_goes_on_after_its_last_round(kind, tmp_path):
+    def strategy(checkpoint=None):
+        inside = kind(fraction_train=0.6, fraction_evaluate=0.0, min_available_nodes=3)
+        return compressed(strategy=inside, checkpoint=checkpoint)
+
+    seen = []
+
+    def evaluate(round_, arrays):
+        seen.append(round_)
+        return MetricRecord({"round": round_})
+
+    whole = run(strategy(), World(make_app()), num_rounds=4)
+    run(strategy(tmp_path), World(make_app()), num_rounds=2)
+    rest = run(strategy(tmp_path), World(make_app(), node_seed=5), num_rounds=4, evaluate_fn=evaluate)
+    assert same(whole.arrays, rest.arrays)
+    assert sorted(rest.train_metrics_clientapp) == [3, 4] and seen == [2, 3, 4]
+    done = run(strategy(tmp_path), World(make_app()), num_rounds=4)
+    assert same(done.arrays, whole.arrays)  # nothing left to do
+    assert len(list(tmp_path.glob("round-*"))) == 1
+
+
+def test_a_nodes_memory_outlives_its_restart(tmp_path):
+    method = make_method("ef-signsgd", {})
+    whole = run(compressed(method), World(make_app()), num_rounds=4)
+    world = World(make_app(), node_config={"fedbat-memory": str(tmp_path / "memory")})
+    strategy = compressed(method, checkpoint=tmp_path / "server")
+    run(strategy, world, num_rounds=2)
+    for context in world.contexts.values():  # all nodes restart: Context.state is gone
+        context.state = RecordDict()
+    rest = run(compressed(method, checkpoint=tmp_path / "server"), world, num_rounds=4)
+    assert same(whole.arrays, rest.arrays)
+
+
+# What users may get wrong
+
+
+@pytest.mark.parametrize("mods", [[fedbat_mod, fixedclipping_mod], [fedbat_mod, LocalDpMod(1.0, 1.0, 1.0, 1e-5)]])
+def test_mods_that_need_plain_arrays_are_refused_with_what_to_use_instead(mods):
+    with pytest.raises(ConfigError, match=r"remove it from the ClientApp's mods: .* instead"):
+        run(compressed(), World(make_app(*mods)), num_rounds=1)
+
+
+def test_a_refused_mod_is_found_around_ours_too():
+    def config_for_clipping(msg, context, call_next):
+        for record in msg.content.config_records.values():
+            record["clipping_norm"] = 1.0
+        msg.content.config_records.pop("config", None)
+        return call_next(msg, context)
+
+    with pytest.raises(ConfigError, match="fixedclipping_mod needs"):
+        run(compressed(seed=None), World(make_app(config_for_clipping, fixedclipping_mod, fedbat_mod)), num_rounds=1)
+
+
+def test_mods_that_only_look_are_welcome():
+    result = run(compressed(), World(make_app(message_size_mod, fedbat_mod)), num_rounds=1)
+    assert same(result.arrays, run(compressed(), World(make_app()), num_rounds=1).arrays)
+
+
+def test_begin_outside_a_round_or_twice_or_never_is_told():
+    model = net()
+    with pytest.raises(MethodError, match="mods=\\[fedbat_mod\\]"):
+        begin(model, torch.optim.SGD(model.parameters(), lr=0.1), 1)
+    for calls, message in ((0, "returned without"), (2, "called twice")):
+        app = ClientApp(mods=[fedbat_mod])
+
+        @app.train()
+        def train(msg, context, calls=calls):
+            model = net()
+            for _ in range(calls):
+                begin(model, torch.optim.SGD(model.parameters(), lr=0.1), 1)
+            return Message(RecordDict({"metrics": MetricRecord({"num-examples": 1})}), reply_to=msg)
+
+        with pytest.raises(MethodError, match=message):
+            run(compressed(), World(app), num_rounds=1)
+
+
+def test_a_stock_strategy_fails_loudly_on_packed_replies():
+    world, strategy = World(make_app()), compressed()
+    messages = strategy.configure_train(1, ArrayRecord(net().state_dict()), ConfigRecord(), world)
+    replies = world.send_and_receive(messages)
+    with pytest.raises(TypeError):
+        base().aggregate_train(1, replies)
+
+
+def test_the_app_serves_stock_strategies_untouched():
+    app = ClientApp(mods=[fedbat_mod])
+
+    @app.train()
+    def train(msg, context):
+        content = RecordDict({"arrays": msg.content["arrays"], "metrics": MetricRecord({"num-examples": 1})})
+        return Message(content, reply_to=msg)
+
+    result = run(base(), World(app), num_rounds=1)
+    assert torch.allclose(tensors_of_record(result.arrays)["0.weight"], net().state_dict()["0.weight"])
+
+
+def test_evaluation_on_clients_is_off_unless_asked_for():
+    world = World(make_app())
+    strategy = flower.FedAvg(fraction_train=0.6, min_available_nodes=3)
+    assert not run(compressed(strategy=strategy), world, num_rounds=1).evaluate_metrics_clientapp
+    result = run(compressed(strategy=strategy, evaluate_on_clients=True), World(make_app()), num_rounds=1)
+    state = tensors_of_record(result.arrays)
+    expected = float(sum(state[name].sum() for name, _ in net().named_parameters()))
+    assert result.evaluate_metrics_clientapp[1]["seen"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_message_to_a_client_holds_one_array_and_our_settings_leave_it():
+    world, strategy = World(make_app()), compressed()
+    message = next(iter(strategy.configure_train(1, ArrayRecord(net().state_dict()), ConfigRecord(), world)))
+    assert [len(record) for record in message.content.array_records.values()] == [1]
+    assert CONFIG in message.content.config_records
+    with pytest.raises(WireError):
+        unpacked(ArrayRecord(net().state_dict()), UPLOAD)

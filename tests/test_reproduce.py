@@ -1,0 +1,423 @@
+"""Experiment files, cells, sweeps and reports."""
+
+import dataclasses
+import itertools
+import json
+import math
+import multiprocessing
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fedbat import METHODS
+from fedbat.cli import app
+from fedbat.errors import ConfigError, DataError
+from fedbat.experiment import Experiment
+from fedbat.plots import Line, Panel, draw_panels
+from fedbat.reproduce import Cell, Record, Records, load_book, load_record
+from fedbat.reproduce.cells import canonical, configuration, identity
+from fedbat.reproduce.figures import draw_figures
+from fedbat.reproduce.pace import Machine, Pace
+from fedbat.reproduce.record import publish
+from fedbat.reproduce.report import render
+from fedbat.reproduce.results import Results, duel, orderings
+from fedbat.reproduce.sweep import Settings, _claimed, _TooSlow, _Watch, sweep
+from fedbat.simulation import Round
+
+EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+BOOK = load_book(EXPERIMENTS)
+PRINTED = {"table1": 168, "table2": 24, "table3": 20, "table5": 21, "table6": 36}  # numbers in the paper's tables
+
+SMALL = """
+title = "Small"
+label = "tb:small"
+curves = true
+[fixed]
+rounds = 3
+epochs = 1
+per_round = 2
+model = "tests.test_simulation:tiny"
+[grid]
+clients = [12]
+dataset = ["fmnist-mini"]
+split = ["iid", "non-iid-2"]
+method = ["fedavg", "fedbat"]
+"""
+
+
+@pytest.fixture
+def book(tmp_path):
+    folder = tmp_path / "experiments"
+    folder.mkdir()
+    (folder / "protocols.toml").write_text((EXPERIMENTS / "protocols.toml").read_text())
+    (folder / "small.toml").write_text(SMALL)
+    (folder / "order.toml").write_text('[[part]]\ntable = "small"\nseeds = [0, 1]\n')
+    (folder / "notes.toml").write_text('[[note]]\nonly = { method = "fedbat" }\ntext = "A finding."\n')
+    (folder / "paper").mkdir()
+    numbers = "dataset,clients,split,method,accuracy,std\nfmnist-mini,12,iid,fedavg,50.0,0.5\n"
+    (folder / "paper" / "small.csv").write_text(numbers + "fmnist-mini,12,iid,fedbat,40.0,\n")
+    return load_book(folder)
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return Settings(tmp_path / "results", tmp_path / "work", engine="sequential")
+
+
+def quiet(text):
+    pass
+
+
+# The paper's numbers.
+
+
+def test_every_number_of_the_paper_has_its_row_and_every_row_its_number():
+    for name, count in PRINTED.items():
+        table = BOOK.tables[name]
+        lines = (EXPERIMENTS / "paper" / f"{name}.csv").read_text().splitlines()
+        assert len(lines) - 1 == len(table.rows) == count
+        assert all(row.paper is not None and 20 < row.paper.accuracy < 95 for row in table.rows)
+
+
+def test_tables_of_the_paper_agree_on_the_cells_they_share():
+    found = {}
+    for row in itertools.chain.from_iterable(table.rows for table in BOOK.tables.values()):
+        if row.paper is not None:
+            assert found.setdefault(row.identity, row.paper.accuracy) == row.paper.accuracy, row.point
+    assert len(found) < sum(PRINTED.values())
+
+
+def test_what_the_paper_says_of_its_tables_holds_for_our_copy():
+    """Section 5.3: phi = 0.5 is never beaten, and without a learned step FedBAT still beats every sign method."""
+    number = {tuple(r.point.values()): r.paper.accuracy for t in BOOK.tables.values() for r in t.rows if r.paper}
+    for dataset in ("fmnist", "svhn", "cifar10", "cifar100"):
+        phis = [number["100", dataset, "non-iid-2", f"fedbat phi={phi}"] for phi in ("0.1", "0.3", "0.5", "0.7", "0.9")]
+        assert phis[2] == max(phis)
+        for method in ("signsgd", "ef-signsgd", "noisy-signsgd", "stoc-signsgd"):
+            fixed = number["100", dataset, "non-iid-2", "fedbat rho=0"]
+            assert fixed > number["100", dataset, "non-iid-2", method]
+
+
+# Cells.
+
+
+def test_a_cell_is_its_configuration_however_it_is_written():
+    plain = Cell(Experiment(dataset="fmnist"))
+    assert plain.identity == Cell(Experiment(dataset="fmnist", settings={"rho": "6.0"}, rounds=100)).identity
+    assert plain.folder == Cell(Experiment(dataset="fmnist", settings={"rho": "6"})).folder
+    for change in ({"seed": 1}, {"settings": {"rho": "4"}}, {"lr": 0.2}, {"clients": 30}, {"model": "resnet10"}):
+        other = Cell(Experiment(**{"dataset": "fmnist", **change}))
+        assert other.identity != plain.identity and other.folder != plain.folder
+
+
+def test_folders_and_identities_go_together():
+    books = [BOOK, load_book(EXPERIMENTS, "text")]
+    cells = [cell for book in books for cell in book.cells("all", None, {})]
+    assert len({cell.folder for cell in cells}) == len({cell.identity for cell in cells})
+    for cell in cells:
+        assert identity(configuration(canonical(cell.experiment))) == cell.identity
+
+
+def test_the_protocol_decides_what_the_words_mean():
+    row = next(row for row in BOOK.tables["table1"].rows if row.point["split"] == "non-iid-2")
+    assert row.cell(0).experiment.partition == "labels-balanced"
+    text = load_book(EXPERIMENTS, "text")
+    narrow = text.cells("table1", [0], {"dataset": "cifar10", "split": "non-iid-2", "method": "fedbat"})
+    for cell in narrow:
+        assert (cell.experiment.model, cell.experiment.partition) == ("resnet10-narrow", "labels")
+        assert cell.experiment.settings == {"bounds": "off", "bits": "last"}
+
+
+def test_the_order_has_every_cell_once_and_first_things_first():
+    cells = BOOK.cells("all", None, {})
+    assert len({cell.identity for cell in cells}) == len(cells)
+    for name in BOOK.tables:
+        assert {cell.identity for cell in BOOK.cells(name, [0, 1, 2], {})} <= {cell.identity for cell in cells}
+    first = [(c.experiment.dataset, c.experiment.clients, c.experiment.seed) for c in cells[:21]]
+    assert set(first) == {("fmnist", 100, 0)}
+
+
+def test_filters_choose_and_mistakes_are_told(tmp_path):
+    assert len(BOOK.cells("table1", [0, 1], {"dataset": "fmnist,svhn", "clients": "30"})) == 2 * 2 * 3 * 7
+    assert len(BOOK.cells("table2", None, {"method": "fedbat", "dataset": "fmnist"})) == 6
+    with pytest.raises(ConfigError, match="choose from table1"):
+        BOOK.cells("table9", None, {})
+    with pytest.raises(ConfigError, match="no cell with dataset=mnist"):
+        BOOK.cells("table1", None, {"dataset": "mnist"})
+    with pytest.raises(ConfigError, match="no experiment files"):
+        load_book(tmp_path)
+    with pytest.raises(ConfigError, match="choose from authors, text"):
+        load_book(EXPERIMENTS, "other")
+
+
+# The sweep.
+
+
+def test_a_sweep_runs_what_is_missing_once(book, settings):
+    cells = book.cells("small", [0], {})
+    assert sweep(cells, settings, quiet).run == cells
+    before = {path: path.read_bytes() for path in settings.results.rglob("*.json*")}
+    assert len(before) == 2 * len(cells)
+    again = sweep(cells, settings, quiet)
+    assert again.done == cells and not again.run
+    assert before == {path: path.read_bytes() for path in settings.results.rglob("*.json*")}
+    assert not list(settings.work.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("damage", ["half a line", "a round is missing", "another configuration", "unfinished"])
+def test_an_invalid_record_is_run_again(book, settings, damage):
+    cells = book.cells("small", [0], {"method": "fedbat", "split": "iid"})
+    sweep(cells, settings, quiet)
+    folder = settings.results / cells[0].folder
+    summary, lines = json.loads((folder / "summary.json").read_text()), (folder / "rounds.jsonl").read_text()
+    if damage == "a round is missing":
+        (folder / "rounds.jsonl").write_text(lines[lines.index("\n") + 1 :])
+    elif damage == "half a line":
+        (folder / "rounds.jsonl").write_text(lines[:-20])
+    else:
+        change = {"status": "running"} if damage == "unfinished" else {"config": summary["config"] | {"lr": 0.2}}
+        (folder / "summary.json").write_text(json.dumps(summary | change))
+    assert sweep(cells, settings, quiet).run == cells
+    assert load_record(folder).accuracy == [json.loads(line)["accuracy"] for line in lines.splitlines()]
+
+
+def test_a_stopped_cell_goes_on_to_the_same_record(book, settings, monkeypatch):
+    cells = book.cells("small", [0], {"method": "fedbat", "split": "iid"})
+    sweep(cells, settings, quiet)
+    whole = load_record(settings.results / cells[0].folder)
+    other = dataclasses.replace(settings, results=settings.results / "other")
+
+    def give_up(watch, round_):
+        if round_.index == 1:
+            raise _TooSlow
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Watch, "round", give_up)
+        stopped = sweep(cells, other, quiet)
+    assert stopped.unfinished == cells and not list(other.results.rglob("summary.json"))
+    assert (other.work / cells[0].folder / "checkpoint").is_dir()
+    assert sweep(cells, other, quiet).run == cells
+    assert load_record(other.results / cells[0].folder).accuracy == whole.accuracy
+
+
+def test_a_cell_is_stopped_once_its_pace_is_known_and_its_kind_is_remembered():
+    cell, pace, now = Cell(Experiment(dataset="fmnist").resolved()), Pace(Machine("cpu", "fp32")), time.monotonic()
+    rounds = [Round(i, 0.5, 1.0, 1.0, [0], {}, 1, 1, 1, {}, seconds=50.0 if i == 0 else 1.0) for i in range(5)]
+    in_time, too_late = _Watch(cell, now + 120, pace, quiet), _Watch(cell, now + 60, pace, quiet)
+    for round_ in rounds[:4]:
+        in_time.round(round_)
+        too_late.round(round_)
+    in_time.round(rounds[4])
+    assert pace.seconds(cell.experiment, 100) is None
+    with pytest.raises(_TooSlow):
+        too_late.round(rounds[4])
+    assert pace.seconds(cell.experiment, 100) == pytest.approx(100)  # the first round is none to go by
+
+
+def test_a_cell_that_cannot_end_in_time_is_not_begun(book, settings):
+    known, unknown = book.cells("small", [0, 1], {"method": "fedavg", "split": "iid"})
+    sweep([known], settings, quiet)
+    path = settings.results / known.folder / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": 1e4}))
+    outcome = sweep([known, unknown], dataclasses.replace(settings, deadline=time.monotonic() + 1000), quiet)
+    assert outcome.done == [known] and outcome.waiting == [unknown]
+    assert not (settings.work / unknown.folder).exists()
+
+
+def test_a_cell_that_another_process_has_is_left_to_it(book, settings):
+    cells = book.cells("small", [0], {"method": "fedavg", "split": "iid"})
+    with _claimed(settings.work / cells[0].folder) as mine:
+        assert mine
+        process = multiprocessing.get_context("spawn").Process(target=_expect_nothing_to_run, args=(cells, settings))
+        process.start()
+        process.join(60)
+        assert process.exitcode == 0
+    assert sweep(cells, settings, quiet).run == cells
+
+
+def _expect_nothing_to_run(cells, settings):
+    torch.set_num_threads(1)
+    assert sweep(cells, settings, quiet).waiting == cells
+
+
+def test_a_failing_cell_does_not_stop_the_others(book, settings):
+    cells = book.cells("small", [0], {"split": "iid"})
+    bad = Cell(dataclasses.replace(cells[0].experiment, model="tests.test_simulation:nothing"))
+    said = []
+    outcome = sweep([bad, cells[1]], settings, said.append)
+    assert outcome.failed == [bad] and outcome.run == [cells[1]]
+    assert any("nothing" in text for text in said)
+
+
+# How long it takes.
+
+
+def test_pace_scales_with_the_work_and_knows_only_this_machine(book):
+    machine, experiment = Machine("a card", "bf16"), Experiment(dataset="fmnist").resolved()
+    pace = Pace(machine)
+    assert pace.seconds(experiment, 100) is None
+    pace.observe(configuration(experiment), 0.5)
+    assert pace.seconds(experiment, 100) == pytest.approx(50)
+    fewer = dataclasses.replace(experiment, clients=25, method="zerofl")  # four times the data for each client
+    assert pace.seconds(fewer, 10) == pytest.approx(4 * 5)
+    assert pace.seconds(Experiment(dataset="cifar10").resolved(), 10) is None
+    record = _record({"fedavg": 0.5})[0]
+    assert Pace(machine, [record]).seconds(experiment, 1) is None
+    assert Pace(Machine.of(record), [record]).seconds(experiment, 1) == pytest.approx(record.seconds / 100)
+
+
+# Records.
+
+
+def _record(accuracies, dataset="fmnist", rounds=100, num_layers=13, seed=0):
+    """Whole runs made up, by method."""
+    found = []
+    for method, best in accuracies.items():
+        config = dataclasses.asdict(Experiment(method=method, dataset=dataset, rounds=rounds, seed=seed).resolved())
+        layers = {
+            f"layer{i}.0.conv1.weight": {"relative_error": 0.123456789, "step": 0.00123456789, "clipped": 1 / 3}
+            for i in range(num_layers)
+        }
+        lines = [
+            {"round": i + 1, "accuracy": best * (1 - math.exp(-i / 5)) if i else best, "loss": 1 / 3}
+            | {
+                "clients": list(range(90, 100)),
+                "lost": {},
+                "uplink_bytes": 123456789,
+                "layers": layers,
+                "seconds": 1 / 3,
+            }
+            for i in range(rounds)
+        ]
+        summary = {"status": "finished", "config": config, "method_settings": METHODS[method]().settings()}
+        summary |= {"engine": {"name": "E", "precision": "fp32"}, "machine": {"gpu": None}, "best_accuracy": best}
+        summary |= {"uplink_bytes_per_client_round": 1.0, "bits_per_parameter": 1.0, "seconds": rounds / 3}
+        found.append(Record(Path(method), json.loads(json.dumps(summary)), tuple(lines)))
+    return found
+
+
+def test_a_published_resnet_record_is_small_and_keeps_what_matters(tmp_path):
+    run = _record({"fedbat": 0.8137}, "cifar10", 200)[0]
+    record = publish(run, tmp_path / "a" / "b")
+    assert sum(path.stat().st_size for path in record.folder.iterdir()) < 150_000
+    assert record.accuracy == run.accuracy and record.uplink_bytes == run.uplink_bytes
+    assert record.relative_error == pytest.approx(run.relative_error, rel=1e-3)
+    assert record.identity == run.identity and not record.faults()
+    assert record.summary["layers"] == list(run.lines[0]["layers"])
+
+
+def test_an_incomplete_run_is_not_published(tmp_path):
+    run = _record({"fedbat": 0.8})[0]
+    with pytest.raises(DataError, match="99 rounds, expected 1 to 100"):
+        publish(Record(run.folder, run.summary, run.lines[:-1]), tmp_path / "record")
+    assert not (tmp_path / "record").exists()
+
+
+def test_records_are_asked_by_what_was_run():
+    records = Records(tuple(_record({"fedbat": 0.9, "fedavg": 0.8}) + _record({"fedbat": 0.7}, "svhn")))
+    assert len(records.where(method="fedbat")) == 2
+    (found,) = records.where(dataset="fmnist", rho=6.0)
+    assert found.best == pytest.approx(90) and records.get(found.identity) is found
+
+
+def test_a_record_of_an_older_version_is_still_the_cells():
+    """Fields that the experiment did not have yet are at their defaults; recorded settings outlive new defaults."""
+    record = _record({"fedbat": 0.9})[0]
+    old = {name: value for name, value in record.summary["config"].items() if name not in ("samples", "partition_seed")}
+    assert Record(record.folder, record.summary | {"config": old}, record.lines).identity == record.identity
+    other = record.summary | {"method_settings": record.summary["method_settings"] | {"rho": 5.0}}
+    assert Record(record.folder, other, record.lines).identity != record.identity
+
+
+# The report.
+
+
+def test_results_are_means_over_seeds_beside_the_paper():
+    runs = [_record({"fedbat": 0.91, "fedavg": 0.93}, seed=0), _record({"fedbat": 0.92}, seed=1)]
+    results = Results(BOOK, Records(tuple(itertools.chain(*runs))))
+    assert results.num_rows == 258 and len(results.found) == 2
+    fedbat = next(result for result in results.compared() if result.row.point["method"] == "fedbat")
+    assert fedbat.best.mean == pytest.approx(91.5) and fedbat.best.std == pytest.approx(math.sqrt(0.5))
+    assert fedbat.difference == pytest.approx(91.5 - 91.8)
+    met = duel(results.columns(), "fedbat", "fedavg")
+    assert met[:3] == (1, 0, 0) and met.difference == pytest.approx(-1.5)
+    assert met.difference_in_paper == pytest.approx(-0.2)
+    assert duel(results.columns(), "fedbat", "zerofl") is None
+
+
+def test_orderings_count_the_pairs_the_paper_ranks():
+    """Of three methods, paper 92.0 > 91.8 > 90.3; here the first two change places."""
+    results = Results(BOOK, Records(tuple(_record({"fedavg": 0.90, "fedbat": 0.91, "signsgd": 0.85}))))
+    assert orderings(results.columns()) == (2, 3)
+    assert orderings(results.columns(), apart=1.0) == (2, 2)
+
+
+def test_the_page_shows_what_was_run_and_leaves_the_rest_empty(book, settings):
+    sweep(book.cells("small", [0, 1], {"split": "iid", "method": "fedbat"}), settings, quiet)
+    records = Records.load(settings.results)
+    tables = {"small": dataclasses.replace(book.tables["small"], curves=False)}
+    page = render(dataclasses.replace(book, tables=tables), records, Path("figures"))
+    rows = [line for line in page.splitlines() if line.startswith(("| iid", "| non-iid-2"))]
+    assert rows[0] == "| iid | `fedavg` | 50.0 ± 0.5 |" + "  |" * 7
+    assert rows[1].startswith("| iid | `fedbat` | 40.0 |") and " | 2 | " in rows[1]
+    mean = sum(record.best for record in records) / 2
+    assert f"| {mean:.2f} ± " in rows[1] and f"| {mean - 40:+.2f} |" in rows[1]
+    assert "*fedbat, iid*: A finding." in page and "cells run, of all | 1 of 4 |" in page
+
+
+def test_the_same_records_give_the_same_pictures(tmp_path):
+    records = Records(tuple(_record({"fedavg": 0.9, "fedbat": 0.89, "zerofl": 0.8}) + _record({"fedbat": 0.9}, seed=1)))
+    first, second = draw_figures(BOOK, records, tmp_path / "a"), draw_figures(BOOK, records, tmp_path / "b")
+    assert {path.name for path in first} == {
+        f"fmnist-n100-{kind}.{end}" for kind in ("rounds", "bytes", "error") for end in ("png", "svg")
+    }
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_a_method_has_its_colour_in_every_picture(tmp_path):
+    line = Line([1, 2, 3], [1.0, 2.0, 3.0])
+    colours = []
+    for methods in (["fedbat"], ["zerofl", "fedbat"]):
+        path = tmp_path / f"{len(methods)}.svg"
+        draw_panels([Panel("", dict.fromkeys(methods, line))], "", [path])
+        colours.append("#d55e00" in path.read_text())
+    assert colours == [True, True]
+
+
+# The command.
+
+
+def test_the_command_runs_lists_and_writes(book, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    runner = CliRunner()
+
+    def reproduce(*arguments):
+        return runner.invoke(app, ["reproduce", *arguments])
+
+    done = reproduce("small", "--only", "split=iid", "--only", "method=fedbat", "--engine", "sequential")
+    assert done.exit_code == 0 and "1 run, 0 unfinished" in done.output, done.output
+    listed = reproduce("--list").output.split()
+    assert listed[listed.index("small") :][:3] == ["small", "4", "1"]
+    assert reproduce("--write").exit_code == 0
+    assert "cells run, of all | 1 of 4 |" in (tmp_path / "RESULTS.md").read_text()
+    assert (tmp_path / "results/figures/fmnist-mini-n12-rounds.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "nothing to do"),
+        (["small", "--seeds", "a"], "expected whole numbers such as 0,1,2"),
+        (["small", "--only", "fmnist"], "expected KEY=VALUE"),
+        (["small", "--only", "model=cnn"], "choose by dataset, clients, split, method"),
+        (["small", "--jobs", "0"], "at least 1"),
+    ],
+)
+def test_mistakes_on_the_command_line_are_told(book, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["reproduce", *arguments])
+    assert isinstance(result.exception, ConfigError) and message in str(result.exception)
