@@ -212,7 +212,7 @@ def test_top_share_keeps_exactly_the_largest(size, share, seed, channels_last):
         x = x.contiguous(memory_format=torch.channels_last)
     kept = keep_top(x, share)
     count = num_kept(x.numel(), share)
-    assert (kept != 0).sum() == count and 0 <= count - share * x.numel() < 1 + 1e-6
+    assert (kept != 0).sum() == count and -1e-6 <= count - share * x.numel() < 1 + 1e-6
     assert torch.equal(kept[kept != 0], x[kept != 0]) and kept.stride() == x.stride()
     threshold = x.abs().flatten().sort(descending=True).values[count - 1]
     assert torch.equal(kept != 0, x.abs() >= threshold)

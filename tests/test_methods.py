@@ -66,6 +66,15 @@ def test_error_feedback_identity(rng):
     assert part.step == pytest.approx(p.abs().mean().item())
 
 
+def test_without_memory_plain_signs_are_sent_and_nothing_is_kept(rng):
+    m, old = torch.randn(50, generator=rng), {"x": torch.randn(50, generator=rng)}
+    part, left = encode(EFSignSGD(memory=False), m)
+    assert left == {} and torch.equal(part.unpack(), m.abs().mean() * m.sign())
+    with_memory, _ = encode(EFSignSGD(), m)
+    assert torch.equal(part.unpack(), with_memory.unpack())
+    assert encode(EFSignSGD(), m, old)[1].keys() == {"x"}
+
+
 def test_error_feedback_telescopes_per_client_and_waits_while_absent(rng):
     num_clients, memories = 6, {}
     sent_sum = torch.zeros(num_clients, 40)
@@ -331,7 +340,7 @@ def test_defaults_are_the_papers():
     assert {name: make_method(name).settings() for name in METHODS} == {
         "bifl": {},
         "bifl-full": {},
-        "ef-signsgd": {},
+        "ef-signsgd": {"memory": True},
         "fedavg": {},
         "fedbat": {"rho": 6.0, "phi": 0.5, "step": "learned", "bounds": (5e-4, 5e-2), "bits": "fresh"},
         "fedpaq": {"bits": 4, "norm": "max"},

@@ -338,7 +338,7 @@ def test_a_record_of_an_older_version_is_still_the_cells():
 def test_results_are_means_over_seeds_beside_the_paper():
     runs = [_record({"fedbat": 0.91, "fedavg": 0.93}, seed=0), _record({"fedbat": 0.92}, seed=1)]
     results = Results(BOOK, Records(tuple(itertools.chain(*runs))))
-    assert results.num_rows == 258 and len(results.found) == 2
+    assert results.num_rows == 260 and len(results.found) == 2
     fedbat = next(result for result in results.compared() if result.row.point["method"] == "fedbat")
     assert fedbat.best.mean == pytest.approx(91.5) and fedbat.best.std == pytest.approx(math.sqrt(0.5))
     assert fedbat.difference == pytest.approx(91.5 - 91.8)

@@ -61,4 +61,6 @@ class UniformNoise:
             # torch.rand may give 0 but not 1; a sign that is certain must be safe from both ends, so turn it round.
             return torch.rand(count, generator=self._generator, device=self.device).neg_().add_(1)
         halves = np.asarray(self._words.random_raw(-(-count // 4))).view(np.int16)[:count]
-        return torch.from_numpy(halves).to(torch.float32).add_(32768.5).mul_(2**-16)
+        words = torch.from_numpy(halves).to(torch.float32)
+        # (words + 32768.5) / 2^16 in one pass; both roundings are exact.
+        return torch.add(torch.tensor(32768.5 * 2**-16, device="cpu"), words, alpha=2**-16, out=words)

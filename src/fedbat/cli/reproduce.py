@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from fedbat.cli.options import INTERRUPTED, Device, EngineName, PrecisionName, console, say
@@ -22,6 +23,7 @@ def reproduce(
     name: Annotated[str | None, typer.Argument(help="A table, a figure, or all.", show_default=False)] = None,
     list_: Annotated[bool, typer.Option("--list", help="Show what there is and how much of it is done.")] = False,
     write: Annotated[bool, typer.Option("--write", help="Write RESULTS.md and the figures anew.")] = False,
+    claims: Annotated[bool, typer.Option("--claims", help="Judge the paper's claims by the records.")] = False,
     seeds: Annotated[str | None, typer.Option(help="Comma-separated. Default: 0.", show_default=False)] = None,
     only: Annotated[
         list[str] | None,
@@ -52,13 +54,15 @@ def reproduce(
 
       fedbat reproduce all --minutes 60 --engine cuda --precision bf16
 
+      fedbat reproduce --claims
+
       fedbat reproduce --write
     """
     start = time.monotonic()
     if jobs < 1:
         raise ConfigError(f"--jobs is {jobs}, expected a whole number of at least 1")
-    if not (name or list_ or write):
-        raise ConfigError("nothing to do; name a table, or use --list or --write")
+    if not (name or list_ or write or claims):
+        raise ConfigError("nothing to do; name a table, or use --list, --claims or --write")
     book = load_book(experiments, protocol)
     if name is not None:
         check_engine(engine, device, precision)
@@ -67,6 +71,8 @@ def reproduce(
         _sweep(book.cells(name, _seeds(seeds), dict(map(_filter, only or []))), settings)
     if list_:
         _print_list(book, Records.load(results))
+    if claims:
+        _print_claims(book, Records.load(results))
     if write:
         _write(book, Records.load(results), results)
 
@@ -121,6 +127,20 @@ def _print_list(book: Book, records: Records) -> None:
         cells = book.cells(name, None, {})
         done = sum(records.get(cell.identity) is not None for cell in cells)
         table.add_row(name, str(len(cells)), str(done), title)
+    console.print(table)
+
+
+def _print_claims(book: Book, records: Records) -> None:
+    from fedbat.reproduce.claims import judge_all
+    from fedbat.reproduce.verdicts import HEADER, claim_row
+
+    shown = ("id", "verdict", "claim", "for / against / open", "hangs on", "cells")
+    table = Table(box=None, pad_edge=False)
+    for column in shown:
+        table.add_column(column, no_wrap=column in ("id", "verdict"))
+    for finding in judge_all(book, records):
+        row = dict(zip(HEADER, claim_row(finding), strict=True))
+        table.add_row(*(escape(row[column]) for column in shown))
     console.print(table)
 
 

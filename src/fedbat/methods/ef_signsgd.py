@@ -5,6 +5,8 @@ not to the worker that happens to run it, and waits untouched while the client i
 
 The FedBAT paper writes the step size as ||m||_1 / d; as in Karimireddy et al. it is taken from the corrected update
 p = m + e. The learning rate is already inside m. sign(0) is a fair coin.
+
+`memory=off` forgets what was left out: plain signs with one L1 scale per layer, a control that no paper here runs.
 """
 
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ from fedbat.streams import Noise, Tensors
 class EFSignSGD(Method):
     """Signs of m plus what earlier messages left out: p = m + e, m_hat = ||p||_1 / d sign(p), e <- p - m_hat."""
 
+    memory: bool = True
+
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
         """C(m + e), and what it left out."""
         u = noise(local.update)
@@ -27,5 +31,6 @@ class EFSignSGD(Method):
         for name, m in local.update.items():
             p = m + memory[name] if name in memory else m
             parts[name] = Signs.of(sign_or_coin(p, u[name]), mean_abs(p))
-            left[name] = p - parts[name].unpack().view(p.shape)
+            if self.memory:
+                left[name] = p - parts[name].unpack().view(p.shape)
         return parts, left

@@ -122,7 +122,8 @@ def load_record(folder: Path) -> Record:
     """Read a record, or the folder of any run."""
     try:
         summary = json.loads((folder / "summary.json").read_text())
-        lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+        whole, _, _ = (folder / "rounds.jsonl").read_text().rpartition("\n")  # a run may be writing its last line
+        lines = [json.loads(line) for line in whole.splitlines()]
     except (OSError, ValueError) as error:
         raise DataError(f"{folder} is not a record ({error}); expected summary.json and rounds.jsonl") from None
     return Record(folder, summary, tuple(lines))

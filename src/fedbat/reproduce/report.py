@@ -5,20 +5,22 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from fedbat.reproduce.claims import Finding, judge_all
 from fedbat.reproduce.figures import KINDS, groups, picture_name
 from fedbat.reproduce.pace import Machine
 from fedbat.reproduce.record import Records
 from fedbat.reproduce.results import WITHIN, Result, Results, Spread, duel, orderings
 from fedbat.reproduce.tables import Book, Number, Row, Table, matches
+from fedbat.reproduce.verdicts import EVIDENCE, HEADER, claim_row, count_verdicts, evidence_rows, missing
 
 AGAINST = ("fedavg", "signsgd", "ef-signsgd", "noisy-signsgd", "stoc-signsgd", "zerofl")
 _COLUMNS = ("split", "method", "paper", "ours", "n", "difference", "last ten", "bytes up", "bit/param", "seconds")
-_LEFT = ("split", "method", "FedBAT against", "data set", "machine", "")
+_LEFT = ("split", "method", "FedBAT against", "data set", "machine", "", *HEADER, *EVIDENCE)
 
 
 def render(book: Book, records: Records, figures: Path) -> str:
     """The whole page; `figures` is where the pictures lie, seen from the page."""
-    results = Results(book, records)
+    results, findings = Results(book, records), judge_all(book, records)
     return "\n".join(
         [
             "# Results",
@@ -30,13 +32,14 @@ def render(book: Book, records: Records, figures: Path) -> str:
             "and header included; *seconds* is one whole run. A row without figures has not been run yet.",
             f"Protocol: {book.protocol.title} (`experiments/protocols.toml`).",
             "",
-            *_summary(results, records),
+            *_summary(results, records, findings),
+            *_claims(findings),
             *itertools.chain.from_iterable(_section(table, book, results, figures) for table in book.tables.values()),
         ]
     )
 
 
-def _summary(results: Results, records: Records) -> Iterator[str]:
+def _summary(results: Results, records: Records, findings: Sequence[Finding]) -> Iterator[str]:
     compared, columns = results.compared(), results.columns()
     close = sum(abs(result.difference or 0) <= WITHIN for result in compared)
     yield from ["## Summary", ""]
@@ -46,6 +49,7 @@ def _summary(results: Results, records: Records) -> Iterator[str]:
         [f"cells within {WITHIN:g} point of the paper, of those it has", _share(close, len(compared))],
         ["pairs of methods ordered as in the paper", _share(*orderings(columns))],
         [f"those the paper puts more than {WITHIN:g} point apart", _share(*orderings(columns, WITHIN))],
+        ["claims that hold / fail / are undecided / are left to tests", count_verdicts(findings)],
     ]
     yield from _table(("", "count"), rows)
     met = [(other, found) for other in AGAINST if (found := duel(columns, "fedbat", other))]
@@ -58,6 +62,29 @@ def _summary(results: Results, records: Records) -> Iterator[str]:
     machines = Counter(Machine.of(record) for record in records)
     where = [[*machine, str(count)] for machine, count in sorted(machines.items())]
     yield from _table(("machine", "precision", "runs at once", "runs"), where)
+
+
+def _claims(findings: Sequence[Finding]) -> Iterator[str]:
+    if not findings:
+        return
+    yield from [
+        "## Claims of the paper",
+        "",
+        "Each sentence that records can check, judged by differences between runs of the same seed. Its exact form and",
+        "the margins given to vague words are in `experiments/claims.toml`, the rules in `experiments/README.md`. *the",
+        "paper's numbers* is the verdict on what the paper prints. *for / against / open* counts comparisons whose",
+        "interval lies where the claim has it, elsewhere, or across the border; those not run yet are open. *hangs on*",
+        "is the one that decides. With one seed, *spread from* says what stands in for the standard deviation.",
+        "",
+    ]
+    yield from _table(HEADER, map(claim_row, findings))
+    for finding in findings:
+        if rows := evidence_rows(finding):
+            yield from [f"<details><summary>Evidence: {finding.claim.id}</summary>", ""]
+            yield from _table(EVIDENCE, rows)
+            if missing(finding):
+                yield from [f"Not run yet: {missing(finding)} more.", ""]
+            yield from ["</details>", ""]
 
 
 def _section(table: Table, book: Book, results: Results, figures: Path) -> Iterator[str]:

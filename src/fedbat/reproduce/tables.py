@@ -108,6 +108,7 @@ class Note(NamedTuple):
 class Book:
     """All experiment files of a folder."""
 
+    folder: Path
     tables: Mapping[str, Table]
     order: tuple[Part, ...]
     notes: tuple[Note, ...]
@@ -146,18 +147,18 @@ def load_book(folder: Path, protocol: str = PROTOCOL) -> Book:
     """Read every experiment file, with the paper's words as `protocol` takes them."""
     if not (folder / "protocols.toml").is_file():
         raise ConfigError(f"no experiment files in {folder}; work in a clone of the repository, or use --experiments")
-    protocols = _read(folder / "protocols.toml")
+    protocols = read_toml(folder / "protocols.toml")
     if protocol not in protocols:
         raise ConfigError(f"unknown protocol {protocol!r}; choose from {', '.join(protocols)}")
     chosen = Protocol(protocol, **({"model": {}, "settings": {}} | protocols[protocol]))
-    files = {path.stem: _read(path) for path in sorted(folder.glob("*.toml"))}
+    files = {path.stem: read_toml(path) for path in sorted(folder.glob("*.toml"))}
     order = tuple(Part(**({"only": {}} | part)) for part in files["order"]["part"])
     names = dict.fromkeys([part.table for part in order] + [name for name in files if "grid" in files[name]])
     if missing := names.keys() - files.keys():
         raise ConfigError(f"{folder / 'order.toml'} names {', '.join(missing)}, which is no file there")
     tables = {name: _table(folder, name, files[name], chosen) for name in names}
     notes = tuple(Note(**note) for note in files["notes"].get("note", []))
-    return Book(tables, order, notes, chosen)
+    return Book(folder, tables, order, notes, chosen)
 
 
 def _table(folder: Path, name: str, file: Mapping[str, Any], protocol: Protocol) -> Table:
@@ -187,7 +188,8 @@ def _key(point: Point) -> tuple[str, ...]:
     return tuple(point[key] for key in KEYS)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """A file, with its name in what is told of mistakes."""
     try:
         return tomllib.loads(path.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:

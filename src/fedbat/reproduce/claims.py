@@ -1,0 +1,210 @@
+"""The paper's claims as predicates over records: claims.toml says what is claimed, this says whether it is so.
+
+A claim compares methods in some cells (its kind, see kinds.py), says where the numbers must lie (`above`, `below`) and
+for how many (`quantifier`):
+- every: *holds* when all intervals lie there; *fails* when one lies elsewhere;
+- some: *holds* when all intervals of one cell lie there; *fails* when each cell has one elsewhere;
+- most: *holds* when more than half of all that are needed lie there; *fails* when half of them lie elsewhere;
+- mean: by the interval of the mean over all that are needed.
+All else is *undecided*: intervals straddle the border, or records are missing - one that is missing counts as an
+interval over the whole line. Claims that tests check are *tested*, here only for being there.
+"""
+
+import ast
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedbat.errors import ConfigError
+from fedbat.reproduce.estimates import (
+    LEVEL,
+    QUANTIFIERS,
+    UNKNOWN,
+    Estimate,
+    Region,
+    Spread,
+    inside,
+    own_spread,
+    pooled_spread,
+)
+from fedbat.reproduce.kinds import KINDS, Case, Column, Shelf
+from fedbat.reproduce.record import Record, Records
+from fedbat.reproduce.results import Results
+from fedbat.reproduce.tables import Book, read_toml
+
+FILE = "claims.toml"
+
+
+class Verdict(StrEnum):
+    """What the records say of a claim."""
+
+    HOLDS = "holds"
+    FAILS = "fails"
+    UNDECIDED = "undecided"
+    TESTED = "tested"
+
+    @classmethod
+    def of(cls, opinion: bool | None) -> "Verdict":
+        """From yes, no or neither."""
+        return {True: cls.HOLDS, False: cls.FAILS, None: cls.UNDECIDED}[opinion]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence that records or tests can check."""
+
+    id: str
+    where: str  # in the paper, or "ours"
+    text: str
+    kind: str | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    cells: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # data sets, clients and splits
+    quantifier: str = "every"
+    region: Region = field(default_factory=Region)
+    tests: tuple[str, ...] = ()
+
+    def cases(self, shelf: Shelf) -> list[list[Case]]:
+        """By cell."""
+        if self.kind is None:
+            return []
+        columns = itertools.product(*(map(str, self.cells[key]) for key in ("dataset", "clients", "split")))
+        try:
+            return [list(KINDS[self.kind](Column(shelf, *column), **self.arguments)) for column in columns]
+        except (TypeError, ConfigError) as error:
+            raise ConfigError(f"claim {self.id!r}: {error}") from None
+
+
+class Measured(NamedTuple):
+    """A case and what its records say; no estimate if one of them is missing."""
+
+    case: Case
+    estimate: Estimate | None
+    opinion: bool | None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim with its verdict and the evidence."""
+
+    claim: Claim
+    verdict: Verdict
+    printed: Verdict | None  # by the numbers the paper prints, taken as they are; None if it prints none
+    measured: tuple[Measured, ...]
+    deciding: Estimate | None  # the one the verdict hangs on
+    present: int  # cells of experiment files that have records
+    needed: int
+
+
+def load_claims(folder: Path) -> tuple[Claim, ...]:
+    """Those of a folder of experiment files; none if it has no file of them."""
+    if not (folder / FILE).is_file():
+        return ()
+    file = read_toml(folder / FILE)
+    claims = tuple(_claim(entry, file["cells"], folder.parent) for entry in file["claim"])
+    if twice := [name for name, count in Counter(claim.id for claim in claims).items() if count > 1]:
+        raise ConfigError(f"{folder / FILE}: {', '.join(twice)} twice; give every claim its own id")
+    return claims
+
+
+def judge_all(book: Book, records: Records) -> list[Finding]:
+    """Every claim of a book."""
+    shelf, results = Shelf(book), Results(book, records)
+    return [judge(claim, shelf, results) for claim in load_claims(book.folder)]
+
+
+def judge(claim: Claim, shelf: Shelf, results: Results) -> Finding:
+    """What the records say of a claim."""
+    cases = claim.cases(shelf)
+    if not cases:
+        return Finding(claim, Verdict.TESTED, None, (), None, 0, 0)
+    values = [[_by_seed(case, results) for case in cell] for cell in cases]
+    pooled = pooled_spread([spread for cell in values for found in cell if (spread := own_spread([*found.values()]))])
+    estimates = [
+        [_estimate(case, found, results, pooled) for case, found in zip(*cell, strict=True)]
+        for cell in zip(cases, values, strict=True)
+    ]
+    printed = [[None if case.printed is None else _certain(case.printed) for case in cell] for cell in cases]
+    decide, deciding = QUANTIFIERS[claim.quantifier]
+    rows = {row.identity: row for cell in cases for case in cell for row in case.rows}
+    return Finding(
+        claim,
+        Verdict.of(decide(estimates, claim.region)(LEVEL)),
+        Verdict.of(decide(printed, claim.region)(LEVEL)) if any(map(any, printed)) else None,
+        tuple(
+            Measured(case, estimate, inside(estimate, claim.region)(LEVEL))
+            for cell in zip(cases, estimates, strict=True)
+            for case, estimate in zip(*cell, strict=True)
+        ),
+        deciding(estimates, claim.region),
+        sum(results.of(row) is not None for row in rows.values()),
+        len(rows),
+    )
+
+
+def _by_seed(case: Case, results: Results) -> dict[int, float]:
+    """For every seed with which all rows of the case were run."""
+    return {seed: case.measure(records) for seed, records in _runs(case, results).items()}
+
+
+def _runs(case: Case, results: Results) -> dict[int, list[Record]]:
+    runs = []
+    for row in case.rows:
+        result = results.of(row)
+        runs.append({} if result is None else {record.configuration["seed"]: record for record in result.records})
+    return {seed: [found[seed] for found in runs] for seed in runs[0] if all(seed in found for found in runs)}
+
+
+def _estimate(case: Case, values: Mapping[int, float], results: Results, pooled: Spread | None) -> Estimate | None:
+    if not values:
+        return None
+    spread = own_spread([*values.values()])
+    if spread is None:
+        (records,) = _runs(case, results).values()
+        spread = case.stand_in(records) or pooled or UNKNOWN
+    return Estimate(sum(values.values()) / len(values), spread, len(values))
+
+
+def _certain(value: float) -> Estimate:
+    return Estimate(value, Spread(0.0, 1, "printed"), 1)
+
+
+def _claim(entry: Mapping[str, Any], grids: Mapping[str, Mapping[str, Sequence[Any]]], root: Path) -> Claim:
+    """An entry of the file; what no claim has is an argument of its kind."""
+    left = dict(entry)
+    name = left["id"]
+
+    def choose(key: str, choices: Mapping[str, Any]) -> Any:
+        if left.get(key) not in choices:
+            raise ConfigError(f"claim {name!r}: {key} = {left.get(key)!r}, choose from {', '.join(choices)}")
+        return left.pop(key)
+
+    known = {key: left.pop(key) for key in ("id", "where", "text")}
+    if "tests" in left:
+        for test in left["tests"]:
+            _check_test(name, test, root)
+        return Claim(**known, tests=tuple(left["tests"]))
+    bounds = {key: float(left.pop(key)) for key in Region._fields if key in left}
+    if not bounds:
+        raise ConfigError(f"claim {name!r} says nothing: it has neither above nor below; give one of them")
+    return Claim(
+        **known,
+        kind=choose("kind", KINDS),
+        cells=grids[choose("cells", grids)],
+        quantifier=choose("quantifier", QUANTIFIERS),
+        region=Region(**bounds),
+        arguments=left,
+    )
+
+
+def _check_test(claim: str, test: str, root: Path) -> None:
+    path, _, function = test.partition("::")
+    try:
+        found = {node.name for node in ast.parse((root / path).read_text()).body if isinstance(node, ast.FunctionDef)}
+    except OSError:
+        found = set()
+    if function not in found:
+        raise ConfigError(f"claim {claim!r} points at {test}, which is no test; name one as tests/test_x.py::test_y")

@@ -1,0 +1,182 @@
+"""What claims compare, by kind: each turns a cell of the paper's grid into cases, numbers that records decide.
+
+A case is computed for each seed from runs with that seed, which share partition, initial weights and sampled clients;
+only then is the mean taken. With one seed there is no standard deviation; what stands in for it is the widest of
+- *paper*: for accuracies, those the paper prints, half a digit added and summed as if runs were not paired, with the
+  four degrees of freedom of its five runs; of the same method and clients where it prints them, else the largest it has
+  for that data set and split;
+- *rounds*: for a mean over rounds, that of single rounds;
+- *exact*: for what is no matter of chance, none;
+and if it is none of these, *pooled*: that of the claim's cases that have several seeds.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from fedbat.errors import ConfigError
+from fedbat.reproduce.estimates import LEVEL, Spread
+from fedbat.reproduce.metrics import METRICS
+from fedbat.reproduce.record import Record
+from fedbat.reproduce.tables import KEYS, Book, Row
+
+_PAPER_RUNS = 5
+_HALF_A_DIGIT = 0.05  # the paper prints one decimal
+
+
+class Case(NamedTuple):
+    """One number of a claim, from one record of each row, all of one seed."""
+
+    cell: str
+    what: str
+    rows: tuple[Row, ...]
+    measure: Callable[[Sequence[Record]], float]
+    stand_in: Callable[[Sequence[Record]], Spread | None]
+    printed: float | None  # the same of the paper's numbers
+    style: str  # to format the number
+
+
+class Shelf:
+    """The rows of all experiment files by their points."""
+
+    def __init__(self, book: Book) -> None:
+        rows = [row for table in book.tables.values() for row in table.rows]
+        rows.sort(key=lambda row: row.paper is not None)  # of equal points the one with the paper's number is kept
+        self._rows = {tuple(row.point[key] for key in KEYS): row for row in rows}
+
+    def row(self, dataset: str, clients: str, split: str, method: str) -> Row:
+        """Of a point; a claim may name only cells that some experiment file has."""
+        try:
+            return self._rows[dataset, clients, split, method]
+        except KeyError:
+            raise ConfigError(
+                f"no experiment file has {dataset}, {clients} clients, {split}, {method}; "
+                "add it to one of them or correct the claim"
+            ) from None
+
+    def std(self, row: Row) -> float | None:
+        """The standard deviation the paper prints for a cell, or the largest of the nearest for which it prints one."""
+        dataset, clients, split, method = (row.point[key] for key in KEYS)
+        near = [
+            (key, known.paper.std)
+            for key, known in self._rows.items()
+            if known.paper is not None and known.paper.std is not None and (key[0], key[2]) == (dataset, split)
+        ]
+        for place, wanted in ((3, method.split()[0]), (1, clients)):
+            near = [(key, std) for key, std in near if key[place] == wanted] or near
+        return max((std for _, std in near), default=None)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A data set, a number of clients and a split, with the rows of its methods."""
+
+    shelf: Shelf
+    dataset: str
+    clients: str
+    split: str
+
+    def row(self, method: str) -> Row:
+        """Of a method here."""
+        return self.shelf.row(self.dataset, self.clients, self.split, method)
+
+    def __str__(self) -> str:
+        return f"{self.dataset}, {self.clients} clients, {self.split}"
+
+
+def difference(column: Column, *, one: str, others: Sequence[str], metric: str = "best") -> Iterator[Case]:
+    """`one` minus each of the others."""
+    for other in others:
+        yield _sum(column, f"{one} − {other}", metric, (1, column.row(one)), (-1, column.row(other)))
+
+
+def level(column: Column, *, methods: Sequence[str], metric: str) -> Iterator[Case]:
+    """Each method by itself."""
+    for method in methods:
+        yield _sum(column, method, metric, (1, column.row(method)))
+
+
+def rise(column: Column, *, orders: Sequence[Sequence[str]], metric: str = "best") -> Iterator[Case]:
+    """Each method of an order minus the one before it."""
+    for order in orders:
+        for before, after in pairwise(order):
+            yield from difference(column, one=after, others=[before], metric=metric)
+
+
+def growth(column: Column, *, one: str, others: Sequence[str], since: str, metric: str = "best") -> Iterator[Case]:
+    """How much further `one` is ahead of each of the others on this split than on the split `since`."""
+    start = replace(column, split=since)
+    for other in others:
+        here, there = [(1, column.row(one)), (-1, column.row(other))], [(-1, start.row(one)), (1, start.row(other))]
+        yield _sum(column, f"{one} − {other}, more than on {since}", metric, *here, *there)
+
+
+def rounds(column: Column, *, one: str, others: Sequence[str], smooth: int, slack: float) -> Iterator[Case]:
+    """Rounds that `one` needs to a target minus those each of the others needs.
+
+    The target is the lower of the two best accuracies less `slack` points, so both reach it; accuracies are running
+    means over the last `smooth` rounds, so one lucky round does not count.
+    """
+
+    def measure(records: Sequence[Record]) -> float:
+        curves = [_running_mean(record.accuracy, smooth) for record in records]
+        target = min(map(max, curves)) - slack / 100
+        ours, theirs = (next(i for i, accuracy in enumerate(curve) if accuracy >= target) for curve in curves)
+        return ours - theirs
+
+    for other in others:
+        rows = (column.row(one), column.row(other))
+        yield Case(str(column), f"rounds of {one} − {other}", rows, measure, lambda records: None, None, "+.1f")
+
+
+KINDS: dict[str, Callable[..., Iterator[Case]]] = {
+    "difference": difference,
+    "level": level,
+    "rise": rise,
+    "growth": growth,
+    "rounds": rounds,
+}
+
+
+def _sum(column: Column, what: str, metric_name: str, *terms: tuple[int, Row]) -> Case:
+    """Rows added and subtracted by a metric."""
+    if metric_name not in METRICS:
+        raise ConfigError(f"unknown metric {metric_name!r}; choose from {', '.join(METRICS)}")
+    metric, signs, rows = METRICS[metric_name], [sign for sign, _ in terms], tuple(row for _, row in terms)
+
+    def added(values: Sequence[float]) -> float:
+        return sum(sign * value for sign, value in zip(signs, values, strict=True))
+
+    def stand_in(records: Sequence[Record]) -> Spread | None:
+        found = [Spread(0.0, math.inf, "exact")] if metric.exact else []
+        if metric.by_round is not None:
+            by_round = [added(values) for values in zip(*map(metric.by_round, records), strict=True)]
+            found.append(Spread(statistics.stdev(by_round), len(by_round) - 1, "rounds"))
+        if metric.accuracy and (paper := _paper_spread(column.shelf, rows)):
+            found.append(paper)
+        return max(found, key=lambda spread: spread.reach(LEVEL), default=None)
+
+    printed = [row.paper.accuracy for row in rows if row.paper is not None and metric.printed]
+    return Case(
+        str(column),
+        what,
+        rows,
+        lambda records: added([metric.of(record) for record in records]),
+        stand_in,
+        added(printed) if len(printed) == len(rows) else None,
+        f"{'+' if -1 in signs else ''}.{metric.decimals}f",
+    )
+
+
+def _paper_spread(shelf: Shelf, rows: Sequence[Row]) -> Spread | None:
+    found = [std for row in rows if (std := shelf.std(row)) is not None]
+    if len(found) < len(rows):
+        return None
+    return Spread(math.sqrt(sum((std + _HALF_A_DIGIT) ** 2 for std in found)), _PAPER_RUNS - 1, "paper")
+
+
+def _running_mean(values: Sequence[float], window: int) -> list[float]:
+    return [statistics.fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]

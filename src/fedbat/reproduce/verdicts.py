@@ -1,0 +1,74 @@
+"""Findings in words, for RESULTS.md and the terminal."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from fedbat.reproduce.claims import Finding, Measured, Verdict
+from fedbat.reproduce.estimates import LEVEL, Estimate
+
+HEADER = ("id", "claim", "where", "verdict", "the paper's numbers", "for / against / open", "hangs on", "cells")
+EVIDENCE = ("cell", "compared", "found", f"{1 - LEVEL:.0%} interval", "seeds", "spread from", "says")
+_SAYS = {True: "for", False: "against", None: "open"}
+
+
+def claim_row(finding: Finding) -> list[str]:
+    """A finding under HEADER."""
+    claim = finding.claim
+    start = [claim.id, claim.text, claim.where, str(finding.verdict)]
+    if claim.tests:
+        return [*start, "", "", ", ".join(test.partition("::")[2] for test in claim.tests), ""]
+    cells = f"{finding.present} of {finding.needed}"
+    return [*start, str(finding.printed or ""), " / ".join(map(str, _tally(finding))), _deciding(finding), cells]
+
+
+def evidence_rows(finding: Finding) -> list[list[str]]:
+    """What has been measured of a finding, under EVIDENCE."""
+    return [_evidence(measured, measured.estimate) for measured in finding.measured if measured.estimate is not None]
+
+
+def missing(finding: Finding) -> int:
+    """Comparisons that wait for records."""
+    return sum(measured.estimate is None for measured in finding.measured)
+
+
+def count_verdicts(findings: Sequence[Finding]) -> str:
+    """How many claims have which verdict."""
+    counts = Counter(finding.verdict for finding in findings)
+    return " / ".join(str(counts[verdict]) for verdict in Verdict)
+
+
+def _tally(finding: Finding) -> list[int]:
+    counts = Counter(measured.opinion for measured in finding.measured)
+    return [counts[opinion] for opinion in _SAYS]
+
+
+def _deciding(finding: Finding) -> str:
+    """The comparison the verdict hangs on, or their mean."""
+    estimate = finding.deciding
+    if estimate is None:
+        return ""
+    style = finding.measured[0].case.style
+    about = "mean"
+    for measured in finding.measured:
+        if measured.estimate is estimate:
+            about = f"{measured.case.what}, {measured.case.cell}"
+    return f"{estimate.value:{style}} {_interval(estimate, style)} {about}"
+
+
+def _evidence(measured: Measured, estimate: Estimate) -> list[str]:
+    case = measured.case
+    return [
+        case.cell,
+        case.what,
+        f"{estimate.value:{case.style}}",
+        _interval(estimate, case.style),
+        str(estimate.seeds),
+        estimate.spread.source,
+        _SAYS[measured.opinion],
+    ]
+
+
+def _interval(estimate: Estimate, style: str) -> str:
+    low, high = estimate.interval()
+    return f"[{low:{style}}, {high:{style}}]" if math.isfinite(high - low) else "[unknown]"
