@@ -24,9 +24,10 @@ LAYERS = [
     {"memories"},
     {"simulation"},
     {"checkpoint", "records", "view"},
-    {"run"},
+    {"run", "tracking"},
     {"plots"},
     {"reproduce"},
+    {"report"},
     {"cli", "flower"},
     {"__main__"},
 ]

@@ -54,7 +54,7 @@ class Panel(NamedTuple):
 def draw_comparison(curves: Mapping[str, Curve], title: str, path: Path) -> None:
     """Accuracy against rounds, and against all bytes sent to the server so far (logarithmic)."""
     figure, (by_round, by_bytes) = _figure(2, width=11.0)
-    colors = _colors(curves)
+    colors = method_colors(curves)
     for label, curve in curves.items():
         percent = [100 * value for value in curve.accuracy]
         for axes, x in ((by_round, range(1, len(percent) + 1)), (by_bytes, list(accumulate(curve.uplink_bytes)))):
@@ -75,7 +75,7 @@ def draw_panels(
     width = 1.2 + 3.7 * len(panels)
     figure, fields = _figure(len(panels), width, sharey=False)
     labels = list(dict.fromkeys(label for panel in panels for label in panel.lines))
-    colors = _colors(labels)
+    colors = method_colors(labels)
     for axes, panel in zip(fields, panels, strict=True):
         for label, line in panel.lines.items():
             front = label in _FRONT
@@ -93,7 +93,7 @@ def draw_panels(
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axes.yaxis.set_minor_formatter(NullFormatter())
         else:
-            axes.set_ylim(*_zoom(panel.lines.values()))
+            axes.set_ylim(*zoom(panel.lines.values()))
     fields[0].set_ylabel(ylabel)
     found = (axes.get_legend_handles_labels() for axes in fields)
     handles = {label: handle for pair in found for handle, label in zip(*pair, strict=True)}
@@ -108,7 +108,7 @@ def draw_panels(
     _save(figure, paths)
 
 
-def _zoom(lines: Iterable[Line]) -> tuple[float, float]:
+def zoom(lines: Iterable[Line]) -> tuple[float, float]:
     """From below where the last method spends its second half; first rounds and single spikes tell little."""
     halves = [line.y[len(line.y) // 2 :] for line in lines]
     low, high = min(map(median, halves)), max(map(max, halves))
@@ -116,7 +116,7 @@ def _zoom(lines: Iterable[Line]) -> tuple[float, float]:
     return low - margin, high + 0.1 * margin
 
 
-def _colors(labels: Iterable[str]) -> dict[str, str]:
+def method_colors(labels: Iterable[str]) -> dict[str, str]:
     """A method's own colour wherever it appears; others take the next free one."""
     labels = list(labels)
     others = [label for label in labels if label not in _METHOD_COLORS]

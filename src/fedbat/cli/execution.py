@@ -1,7 +1,7 @@
 """What the commands that run something share: a live view beside the run, a table and a picture after it."""
 
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -15,17 +15,19 @@ from fedbat.experiment import Federation
 from fedbat.records import RunRecord, is_begun, is_finished, summarize
 from fedbat.run import run_recorded
 from fedbat.simulation import Round
+from fedbat.tracking import TensorBoard
 from fedbat.view import RunView, megabytes
 from fedbat.wire import dense_upload_bytes
 
 
 class Means(NamedTuple):
-    """With what a run is computed, as the user asked for it; none of it belongs to the experiment."""
+    """With what a run is computed and followed, as the user asked for it; none of it belongs to the experiment."""
 
     engine: str
     device: str | None
     precision: str
     memory_budget: float | None  # bytes
+    tensorboard: Path | None = None  # a folder there for each run
 
 
 def execute(federation: Federation, folder: Path, means: Means, whole: Path | None = None) -> list[Round]:
@@ -41,8 +43,18 @@ def execute(federation: Federation, folder: Path, means: Means, whole: Path | No
         for line in _changes(record):
             say(line)
         view.begin(record.rounds)
+        if tracker:
+            tracker.begin(record)
 
-    with closing(make_engine(federation, means.engine, means.device, cast(Precision, means.precision))) as engine:
+    def follow(round_: Round) -> None:
+        view.round(round_)
+        if tracker:
+            tracker.round(round_)
+
+    with (
+        closing(make_engine(federation, means.engine, means.device, cast(Precision, means.precision))) as engine,
+        _tracker(means, folder, whole) as tracker,
+    ):
         facts = {
             "name": type(engine).__name__,
             "precision": means.precision,
@@ -57,7 +69,7 @@ def execute(federation: Federation, folder: Path, means: Means, whole: Path | No
                     folder,
                     engine_facts=facts,
                     on_start=begin,
-                    on_round=view.round,
+                    on_round=follow,
                     on_client=view.client,
                     memory_budget=means.memory_budget,
                 )
@@ -68,6 +80,14 @@ def execute(federation: Federation, folder: Path, means: Means, whole: Path | No
                 say(f"go on with: fedbat resume {whole or folder}")
             raise typer.Exit(INTERRUPTED) from None
     return record.rounds
+
+
+def _tracker(means: Means, folder: Path, whole: Path | None) -> AbstractContextManager[TensorBoard | None]:
+    """In a folder called like the run's; a comparison's runs lie in one together."""
+    if means.tensorboard is None:
+        return nullcontext()
+    above = whole.resolve().name if whole else ""
+    return TensorBoard(means.tensorboard / above / folder.resolve().name)
 
 
 def execute_all(federations: list[Federation], folder: Path, means: Means) -> None:

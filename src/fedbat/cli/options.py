@@ -12,6 +12,7 @@ from fedbat.data import DATASETS, PARTITIONS
 from fedbat.engine import ENGINES
 from fedbat.errors import ConfigError
 from fedbat.models import MODELS
+from fedbat.tracking import writer_class
 
 console = Console()
 
@@ -47,6 +48,25 @@ PrecisionName = Annotated[str, typer.Option("--precision", help="Of the cuda eng
 MemoryBudget = Annotated[
     str | None,
     typer.Option(metavar="SIZE", help="RAM for client memories, say 2GB; the rest goes to disk. Default: half of it."),
+]
+
+
+def _with_tensorboard(folder: Path | None) -> Path | None:
+    """Told before anything is written."""
+    if folder is not None:
+        writer_class()
+    return folder
+
+
+TensorBoardFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--tensorboard",
+        metavar="FOLDER",
+        help="To be followed with tensorboard --logdir FOLDER.",
+        show_default=False,
+        callback=_with_tensorboard,
+    ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder to write, new. Default: under runs/.", show_default=False)]
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from fedbat.cli.execution import Means, execute, execute_all, print_table
-from fedbat.cli.options import Device, MemoryBudget, num_bytes, say
+from fedbat.cli.options import Device, MemoryBudget, TensorBoardFolder, num_bytes, say
 from fedbat.engine import ENGINES, check_engine
 from fedbat.experiment import prepare
 from fedbat.records import is_begun, is_finished, read_experiment, read_plan, read_summary
@@ -21,6 +21,7 @@ def resume(
     device: Device = None,
     precision: PrecisionName = None,
     memory_budget: MemoryBudget = None,
+    tensorboard: TensorBoardFolder = None,
 ) -> None:
     """Go on with a run or a comparison that was stopped, however it was; the results are as if it had not been.
 
@@ -40,6 +41,7 @@ def resume(
         device or asked.get("device"),
         precision or asked.get("precision", "fp32"),
         num_bytes(memory_budget),
+        tensorboard,
     )
     check_engine(means.engine, means.device, means.precision)
     if plan:

@@ -29,6 +29,7 @@ from fedbat.cli.options import (
     Samples,
     Seed,
     Settings,
+    TensorBoardFolder,
     num_bytes,
     pair,
     say,
@@ -62,6 +63,7 @@ def run(
     device: Device = None,
     precision: PrecisionName = "fp32",
     memory_budget: MemoryBudget = None,
+    tensorboard: TensorBoardFolder = None,
     out: Out = None,
 ) -> None:
     """Run one method and record it.
@@ -93,7 +95,7 @@ def run(
         partition_seed=partition_seed,
     )
     folder = out or _default_folder(f"{dataset}-{partition}-{method}")
-    means = Means(engine, device, precision, num_bytes(memory_budget))
+    means = Means(engine, device, precision, num_bytes(memory_budget), tensorboard)
     check_free(folder)
     check_engine(engine, device, precision)
     federation = prepare(experiment)
@@ -123,6 +125,7 @@ def compare(
     device: Device = None,
     precision: PrecisionName = "fp32",
     memory_budget: MemoryBudget = None,
+    tensorboard: TensorBoardFolder = None,
     out: Out = None,
 ) -> None:
     """Run several methods on the same split, initial weights, sampled clients and batches: a table and a picture.
@@ -159,7 +162,7 @@ def compare(
     per_method = _settings_by_method(names, [pair(text) for text in settings or []])
     experiments = [dataclasses.replace(base, method=name, settings=per_method[name]) for name in names]
     folder = out or _default_folder(f"{dataset}-{partition}-compare")
-    means = Means(engine, device, precision, num_bytes(memory_budget))
+    means = Means(engine, device, precision, num_bytes(memory_budget), tensorboard)
     check_free(folder)
     check_engine(engine, device, precision)
     federations = [prepare(experiment) for experiment in experiments]

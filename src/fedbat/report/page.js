@@ -1,0 +1,171 @@
+"use strict";
+
+const INK = "#1f2933", GRID = "#e4e7eb";
+const SHADES = ["#e3edf7", "#7fb0d8", "#2b6cb0", "#173a5e"];
+const AXES = {
+  accuracy: { title: { text: "accuracy, %" } },
+  loss: { title: { text: "loss" }, type: "log", tickformat: "~g", nticks: 6 },
+  round: { title: { text: "round" }, rangemode: "tozero" },
+  bytes: { title: { text: "bytes sent by all clients so far" }, type: "log", tickformat: "~s", nticks: 5 },
+};
+const FAMILY = getComputedStyle(document.body).fontFamily;
+const BASE = {
+  font: { family: FAMILY, size: 12, color: INK },
+  hoverlabel: { font: { family: FAMILY, size: 12 } },
+  margin: { l: 56, r: 14, t: 10, b: 46 },
+  paper_bgcolor: "transparent",
+  plot_bgcolor: "transparent",
+  showlegend: false,
+  hovermode: "closest",
+  dragmode: "zoom",
+  modebar: { bgcolor: "transparent", color: "#9aa5b1", activecolor: INK },
+};
+// Named one by one, as Plotly's own choice may have a button that sends the chart away.
+const CONFIG = {
+  responsive: true,
+  displaylogo: false,
+  displayModeBar: "hover",
+  modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
+};
+
+/** An axis of every chart: quiet lines, no frame. */
+function axis(more) {
+  return { gridcolor: GRID, linecolor: GRID, zeroline: false, automargin: true, ...more };
+}
+
+function size(bytes) {
+  const units = ["B", "kB", "MB", "GB", "TB", "PB"];
+  const power = Math.max(0, Math.min(units.length - 1, Math.floor(Math.log10(bytes) / 3)));
+  return `${Number((bytes / 1000 ** power).toPrecision(3))} ${units[power]}`;
+}
+
+/** Where the curves are told apart; a double click shows the rest. */
+function initialRange(group, y) {
+  if (y === "accuracy") return { range: group.accuracy_range };
+  if (!group.loss_range) return {};
+  const [low, high] = group.loss_range.map(Math.log10), margin = 0.06 * (high - low) + 0.01;
+  return { range: [low - margin, high + margin] };
+}
+
+/** One quantity of all runs of a group against rounds or bytes. */
+function drawCurves(chart, group) {
+  const { x, y } = chart.dataset, unit = y === "accuracy" ? ":.2f} %" : ":.4g}";
+  const traces = group.curves.map((curve, index) => ({
+    type: "scatter",
+    mode: curve.round.length < 40 ? "lines+markers" : "lines",
+    name: curve.label,
+    visible: group.shown[index],
+    x: curve[x],
+    y: curve[y],
+    customdata: curve.round.map((round, i) => [round, size(curve.bytes[i])]),
+    hovertemplate: `<b>%{fullData.name}</b><br>${y} %{y${unit}<br>round %{customdata[0]}, %{customdata[1]} sent<extra></extra>`,
+    line: { color: curve.color, dash: curve.dash, width: 1.6 },
+    marker: { color: curve.color, size: 5 },
+  }));
+  const layout = { ...BASE, xaxis: axis(AXES[x]), yaxis: axis({ ...AXES[y], ...initialRange(group, y) }) };
+  return Plotly.newPlot(chart, traces, layout, CONFIG);
+}
+
+/** Clients from left to right, classes from top to bottom; the scale is a square root, white is exactly none. */
+function drawClients(chart, group) {
+  const last = SHADES.length - 1, scale = SHADES.map((shade, i) => [Math.max((i / last) ** 2, 1e-6), shade]);
+  const few = group.clients[0].length <= 150;
+  const trace = {
+    type: "heatmap",
+    z: group.clients,
+    zmin: 0,
+    zmax: Math.max(...group.clients.flat()),
+    xgap: few ? 1 : 0,
+    ygap: 1,
+    colorscale: [[0, "#ffffff"], ...scale],
+    colorbar: { title: { text: "samples", side: "right" }, thickness: 12, outlinewidth: 0 },
+    hovertemplate: "client %{x}, class %{y}: <b>%{z}</b> samples<extra></extra>",
+  };
+  const layout = {
+    ...BASE,
+    margin: { ...BASE.margin, t: 30 },
+    xaxis: axis({ title: { text: "client" }, showgrid: false, constrain: "domain" }),
+    yaxis: axis({ title: { text: "class" }, showgrid: false, autorange: "reversed", ...(group.clients.length <= 10 && { dtick: 1 }) }),
+  };
+  return Plotly.newPlot(chart, [trace], layout, CONFIG);
+}
+
+/** Buttons that switch runs on and off in all charts of their group. */
+function connectSwitches(section, group) {
+  const buttons = [...section.querySelectorAll(".switches [aria-pressed]")];
+  const show = (shown) => {
+    group.shown = shown;
+    buttons.forEach((button, i) => button.setAttribute("aria-pressed", shown[i]));
+    for (const chart of section.querySelectorAll(".charts .js-plotly-plot")) Plotly.restyle(chart, { visible: shown });
+  };
+  buttons.forEach((button, index) => {
+    button.addEventListener("click", () => show(group.shown.map((on, i) => (i === index ? !on : on))));
+    button.addEventListener("dblclick", () => show(group.shown.map((_, i) => i === index)));
+  });
+  for (const button of section.querySelectorAll("[data-all]")) {
+    button.addEventListener("click", () => show(group.shown.map(() => button.dataset.all === "true")));
+  }
+}
+
+/** A click on a column's title sorts by it, numbers from the largest; a second click turns it round. */
+function connectSorting(table) {
+  const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
+  heads.forEach((head, column) => {
+    const numeric = [...body.rows].some((row) => row.cells[column].classList.contains("number"));
+    head.classList.toggle("number", numeric);
+    const [usual, other] = numeric ? ["descending", "ascending"] : ["ascending", "descending"];
+    const value = (row) => row.cells[column].dataset.value;
+    const compare = (a, b) => (numeric ? value(a) - value(b) : value(a).localeCompare(value(b)));
+    head.addEventListener("click", () => {
+      const direction = head.getAttribute("aria-sort") === usual ? other : usual;
+      heads.forEach((any) => any.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", direction);
+      const sign = direction === "ascending" ? 1 : -1;
+      body.append(...[...body.rows].sort((a, b) => sign * compare(a, b)));
+    });
+  });
+}
+
+/** Links to something inside closed blocks open them. */
+function openTarget() {
+  const target = location.hash && document.getElementById(location.hash.slice(1));
+  for (let block = target; block; block = block.parentElement) if (block.tagName === "DETAILS") block.open = true;
+  if (target) target.scrollIntoView();
+}
+
+/** The library lies in the page compressed: 5 MB of text as 2 MB. */
+async function loadLibrary() {
+  const packed = Uint8Array.from(atob(document.getElementById("library").textContent), (c) => c.charCodeAt(0));
+  const unpacked = new Response(packed).body.pipeThrough(new DecompressionStream("gzip"));
+  const script = document.createElement("script");
+  script.text = await new Response(unpacked).text();
+  document.head.append(script);
+}
+
+async function main() {
+  const groups = JSON.parse(document.getElementById("data").textContent);
+  connectSorting(document.querySelector(".overview table"));
+  addEventListener("hashchange", openTarget);
+  openTarget();
+  await loadLibrary();
+  for (const section of document.querySelectorAll("[data-group]")) {
+    const group = groups[section.dataset.group];
+    group.shown = group.curves.map(() => true);
+    connectSwitches(section, group);
+    for (const chart of section.querySelectorAll(".chart")) {
+      await (chart.classList.contains("clients") ? drawClients : drawCurves)(chart, group);
+      await new Promise((done) => setTimeout(done)); // a page of many charts can be read meanwhile
+    }
+  }
+  openTarget(); // what was drawn above it may have moved it
+}
+
+function fail(error) {
+  document.documentElement.dataset.state = "failed";
+  const place = document.getElementById("failure");
+  place.textContent = `The charts could not be drawn: ${error}`;
+  place.hidden = false;
+}
+
+addEventListener("error", (event) => fail(event.message));
+main().then(() => { document.documentElement.dataset.state ??= "drawn"; }, fail);

@@ -1,0 +1,156 @@
+"""Which runs there are, what tells them apart, and which belong together: those on the same clients."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedbat.errors import DataError
+from fedbat.methods import METHODS
+from fedbat.reproduce.record import Record, load_record
+from fedbat.settings import show
+from fedbat.storage import DRAFT
+
+SPLIT = ("dataset", "partition", "beta", "labels", "samples", "clients", "partition_seed")  # who holds what
+_NEVER_IN_A_LABEL = (*SPLIT, "method", "settings")
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run of any state, with at least one round."""
+
+    name: str  # its folder, from the one that was asked for
+    record: Record
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """What was run, defaults written out; as it was recorded if this version does not know it."""
+        try:
+            return self.record.configuration
+        except DataError:
+            summary = self.record.summary
+            return {**summary["config"], "settings": summary.get("method_settings", {})}
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The method's settings that are not at their defaults."""
+        kind = METHODS.get(self.config["method"])
+        usual = kind().settings() if kind else {}
+        settings: Mapping[str, Any] = self.config["settings"]
+        return {name: value for name, value in settings.items() if json.dumps(value) != json.dumps(usual.get(name))}
+
+    @property
+    def variant(self) -> str:
+        """The method and its changed settings: fedbat rho=2."""
+        return " ".join([self.config["method"], *(f"{name}={as_text(value)}" for name, value in self.changed.items())])
+
+    @property
+    def device(self) -> str | None:
+        """What computed it."""
+        engine, machine = self.record.summary.get("engine"), self.record.summary.get("machine", {})
+        if not engine:
+            return None
+        on_gpu = engine["name"] == "CudaEngine" or str(engine.get("device")).startswith("cuda")
+        return machine.get("gpu") if on_gpu else f"CPU, {machine.get('cpus')} cores"
+
+    @property
+    def precision(self) -> str | None:
+        """Of the engine."""
+        return (self.record.summary.get("engine") or {}).get("precision")
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Runs on the same clients, best methods first."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What all of them share, and what their first has of the rest."""
+        return self.runs[0].config
+
+    @cached_property
+    def varying(self) -> tuple[str, ...]:
+        """The names of what is not the same in all runs, the method and its settings aside."""
+        names = dict.fromkeys(name for run in self.runs for name in run.config if name not in _NEVER_IN_A_LABEL)
+        return tuple(name for name in names if len({as_text(run.config.get(name)) for run in self.runs}) > 1)
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """A different one for each run, as short as can be."""
+        labels = [
+            " ".join([run.variant, *(f"{flag(name)}={as_text(run.config.get(name))}" for name in self.varying)])
+            for run in self.runs
+        ]
+        often = Counter(labels)
+        pairs = zip(labels, self.runs, strict=True)
+        return [label if often[label] == 1 else f"{label} ({run.name})" for label, run in pairs]
+
+
+def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
+    """All runs in or below these folders, and a sentence for each that could not be read."""
+    runs, faults, seen = [], [], set()
+    for root in folders:
+        found = [path.parent for path in sorted(root.rglob("summary.json")) if path.parent.suffix != DRAFT]
+        if not found:
+            raise DataError(f"{root} holds no run, nor does any folder below; name one made by `fedbat run` or compare")
+        for folder in found:
+            if (place := folder.resolve()) not in seen:
+                seen.add(place)
+                try:
+                    runs.append(Run(_name(folder, root), _check(load_record(folder))))
+                except DataError as error:
+                    faults.append(str(error))
+    return runs, faults
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """By who holds what: in the order of data sets, then splits, then numbers of clients."""
+    groups: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(tuple(as_text(run.config.get(name)) for name in SPLIT), []).append(run)
+    found = [Group(tuple(_best_first(members))) for members in groups.values()]
+    return sorted(found, key=lambda group: (group.config["dataset"], split_of(group.config), group.config["clients"]))
+
+
+def _best_first(runs: Sequence[Run]) -> list[Run]:
+    """By the best run of a variant; its other seeds stay beside it."""
+    best: dict[str, float] = {}
+    for run in runs:
+        best[run.variant] = max(run.record.best, best.get(run.variant, 0.0))
+    return sorted(runs, key=lambda run: (-best[run.variant], run.variant, run.config["seed"], run.name))
+
+
+def split_of(config: Mapping[str, Any]) -> str:
+    """How the data was dealt out: dirichlet beta=0.3."""
+    used = (name for name in ("beta", "labels", "samples") if config.get(name) is not None)
+    return " ".join([config["partition"], *(f"{name}={as_text(config[name])}" for name in used)])
+
+
+def as_text(value: Any) -> str:
+    """A value of a configuration, as on the command line."""
+    if isinstance(value, list):
+        return ",".join(map(as_text, value))
+    return "none" if value is None else show(value)
+
+
+def flag(name: str) -> str:
+    """A configuration's name as its option is spelled."""
+    return name.replace("_", "-")
+
+
+def _name(folder: Path, root: Path) -> str:
+    """Nothing above the folder that was asked for: a page is sent to others."""
+    return str(Path(root.resolve().name) / folder.relative_to(root))
+
+
+def _check(record: Record) -> Record:
+    if not isinstance(record.summary, dict) or "config" not in record.summary:
+        raise DataError(f"{record.folder} is not a record of fedbat; its summary.json has no configuration")
+    if not record.lines:
+        raise DataError(f"{record.folder} has no round yet")
+    return record

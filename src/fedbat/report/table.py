@@ -1,0 +1,68 @@
+"""The table of all runs: one row each, to be sorted by any column."""
+
+import html
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedbat.report.charts import Style
+from fedbat.report.runs import Group, Run, split_of
+from fedbat.view import megabytes
+
+
+class _Column(NamedTuple):
+    title: str
+    value: Callable[[Run], Any]  # to sort by
+    text: Callable[[Any], str] = str
+    hint: str = ""
+
+
+def _figure(name: str) -> Callable[[Run], Any]:
+    return lambda run: run.record.summary.get(name)
+
+
+# What tells runs apart comes first, then what they are compared by: all of it fits on a narrow screen.
+_COLUMNS = (
+    _Column("data set", lambda run: run.config["dataset"]),
+    _Column("split", lambda run: split_of(run.config)),
+    _Column("best", lambda run: run.record.best, "{:.2f}".format, "test accuracy of the best round, %"),
+    _Column("last 10", lambda run: run.record.last10, "{:.2f}".format, "mean test accuracy of the last ten rounds, %"),
+    _Column("uplink", _figure("uplink_bytes_per_client_round"), megabytes, "sent by a client in a round, mean"),
+    _Column("bit/param", _figure("bits_per_parameter"), "{:.3f}".format, "bits sent for each parameter of the model"),
+    _Column("N", lambda run: run.config["clients"], "{:,}".format, "clients"),
+    _Column("K", lambda run: run.config["per_round"], "{:,}".format, "clients sampled in each round"),
+    _Column("seed", lambda run: run.config["seed"]),
+    _Column("rounds", lambda run: len(run.record.lines), str, "that are done"),
+    _Column("seconds", _figure("seconds"), "{:,.0f}".format, "of all rounds"),
+    _Column("device", lambda run: run.device),
+    _Column("precision", lambda run: run.precision),
+)
+
+
+def overview(groups: Sequence[Group], anchors: Mapping[Run, str], styles: Mapping[Run, Style]) -> str:
+    """Group by group, the best methods first."""
+    method = _head("method", "with the settings that are not at their defaults")
+    head = [method, *(_head(column.title, column.hint) for column in _COLUMNS)]
+    rows = (
+        f"<tr>{_method(run, anchors[run], styles[run])}{''.join(_cell(column, run) for column in _COLUMNS)}</tr>"
+        for group in groups
+        for run in group.runs
+    )
+    return f"<table><thead><tr>{''.join(head)}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _head(title: str, hint: str) -> str:
+    return f'<th scope="col" title="{html.escape(hint)}"><button type="button">{title}</button></th>'
+
+
+def _method(run: Run, anchor: str, style: Style) -> str:
+    variant, status = html.escape(run.variant), run.record.summary.get("status")
+    link = f'<a href="#{anchor}">{style.sample}{variant}</a>'
+    note = "" if status == "finished" else f" <small>{html.escape(str(status))}</small>"
+    return f'<td data-value="{variant}">{link}{note}</td>'
+
+
+def _cell(column: _Column, run: Run) -> str:
+    value = column.value(run)
+    shown, key = ("–", "") if value is None else (column.text(value), str(value))
+    kind = ' class="number"' if isinstance(value, int | float) else ""
+    return f'<td{kind} data-value="{html.escape(key)}">{html.escape(shown)}</td>'

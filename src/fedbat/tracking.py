@@ -1,0 +1,74 @@
+"""Runs followed in TensorBoard: `pip install fedbat[tensorboard]`. Copy this file to follow them in another tracker.
+
+A tracker is two functions, given to `run_recorded`: one sees the record before the first round to be done, the other
+each round. Nothing else of a run knows of it.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from fedbat.errors import ConfigError
+from fedbat.records import RunRecord, summarize
+from fedbat.simulation import Round
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class TensorBoard:
+    """Writes the rounds of one run into a folder; runs in folders side by side are shown together."""
+
+    def __init__(self, folder: Path) -> None:
+        # A run that goes on is told again from its first round; what was written before does not count.
+        self._writer = writer_class()(str(folder), purge_step=0)
+        self._sent = 0
+
+    def begin(self, record: RunRecord) -> None:
+        """The run starts, or goes on after the rounds it has."""
+        asked = json.dumps(summarize(record.federation, [])["config"], indent=2)
+        self._writer.add_text("configuration", f"```json\n{asked}\n```", 0)
+        for round_ in record.rounds:
+            self.round(round_)
+
+    def round(self, round_: Round) -> None:
+        """A round has finished."""
+        self._sent += round_.uplink_bytes
+        for name, value in figures(round_):
+            self._writer.add_scalar(name, value, round_.index + 1)
+        self._writer.add_scalar("bytes/uplink so far", self._sent, round_.index + 1)
+        self._writer.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writer.close()
+
+
+def writer_class() -> type["SummaryWriter"]:
+    """What writes TensorBoard's files, if it is installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ConfigError("TensorBoard is not installed; pip install 'fedbat[tensorboard]'") from None
+    return SummaryWriter
+
+
+def figures(round_: Round) -> Iterator[tuple[str, float]]:
+    """The figures of a round by name, whatever they are sent to."""
+    yield "accuracy", round_.accuracy
+    yield "loss/test", round_.loss
+    yield "loss/train", round_.train_loss
+    yield "bytes/uplink", round_.uplink_bytes
+    yield "bytes/downlink", round_.downlink_bytes
+    yield "clients lost", len(round_.lost)
+    yield "seconds", round_.seconds
+    for layer, report in round_.layers.items():
+        for what, value in report._asdict().items():
+            if value is not None:
+                yield f"{what}/{layer}", value

@@ -1,0 +1,300 @@
+"""The page of `fedbat report`: what it says is what the records say, and a browser without a network draws it."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from fedbat import ConfigError, DataError
+from fedbat.engine.sequential import SequentialEngine
+from fedbat.experiment import Experiment, prepare
+from fedbat.report import find_runs, render
+from fedbat.report.holdings import MOST_SHOWN, Holdings, holdings_of
+from fedbat.report.runs import group_runs
+from fedbat.reproduce.record import load_record, publish
+from fedbat.run import run_recorded
+from tests.test_cli import fedbat
+from tests.test_simulation import MODEL
+
+RESULTS = Path(__file__).parent.parent / "results"
+NASTY = "<img src=x onerror=alert(1)>\"'&$x"
+SMALL = {"clients": 12, "per_round": 2, "rounds": 3, "epochs": 1, "model": MODEL, "partition": "dirichlet"}
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FACTS = {"name": "SequentialEngine", "precision": "fp32", "asked": "sequential", "device": None}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two finished runs on the same clients."""
+    root = tmp_path_factory.mktemp("runs")
+    for name, method, settings in (("fedavg", "fedavg", {}), (NASTY, "fedbat", {"rho": "4"})):
+        federation = prepare(Experiment(method=method, settings=settings, **SMALL))
+        run_recorded(federation, SequentialEngine(federation), root / name, engine_facts=FACTS)
+    return root
+
+
+@pytest.fixture(scope="module")
+def page(folder):
+    return render(find_runs([folder])[0], f"Title {NASTY}")
+
+
+def copied(folder, target, **summary):
+    """The first run with another summary."""
+    shutil.copytree(folder / "fedavg", target)
+    found = json.loads((target / "summary.json").read_text())
+    (target / "summary.json").write_text(json.dumps(found | summary))
+    return target
+
+
+class Reader(HTMLParser):
+    """Tags with their attributes, and the cells of the first table."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.rows, self.text, self._table = [], [], "", "before"
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag == "table" and self._table == "before":
+            self._table = "in"
+        if self._table == "in" and tag == "tr":
+            self.rows.append([])
+        if self._table == "in" and tag in ("th", "td"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        if tag == "table":
+            self._table = "after"
+
+    def handle_data(self, data):
+        self.text += data
+        if self._table == "in":
+            self.rows[-1][-1] += data
+
+    @property
+    def table(self):
+        head, *rows = self.rows
+        return {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+
+
+def test_table_shows_the_figures_of_the_records(folder, page):
+    table = Reader(page).table
+    assert set(table) == {"fedavg", "fedbat rho=4"}
+    for row, name in (("fedavg", "fedavg"), ("fedbat rho=4", NASTY)):
+        summary = json.loads((folder / name / "summary.json").read_text())
+        accuracy = [json.loads(line)["accuracy"] for line in (folder / name / "rounds.jsonl").read_text().splitlines()]
+        assert table[row]["best"] == f"{100 * max(accuracy):.2f}"
+        assert table[row]["last 10"] == f"{100 * sum(accuracy) / 3:.2f}"
+        assert table[row]["uplink"] == f"{summary['uplink_bytes_per_client_round'] / 1000:.3g} kB"
+        assert table[row]["bit/param"] == f"{summary['bits_per_parameter']:.3f}"
+        wanted = {"data set": "fmnist-mini", "split": "dirichlet beta=0.3", "N": "12", "K": "2", "seed": "0"}
+        wanted |= {"rounds": "3", "precision": "fp32", "device": f"CPU, {summary['machine']['cpus']} cores"}
+        assert wanted.items() <= table[row].items()
+
+
+def test_page_needs_nothing_from_elsewhere(page):
+    assert "://" not in page
+    for tag, attributes in Reader(page).tags:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base")
+        assert "src" not in attributes and attributes.get("href", "#").startswith("#")
+    assert "default-src 'none'" in page
+
+
+def test_names_of_the_user_are_text_not_markup(page):
+    reader = Reader(page)
+    assert reader.text.count(NASTY) >= 3  # in both titles and where the run was recorded
+    assert not any(name.startswith("on") for _, attributes in reader.tags for name in attributes)
+    assert [tag for tag, _ in reader.tags].count("script") == 3
+
+
+def test_no_path_of_this_machine_is_sent_along(folder, page):
+    assert str(folder.parent) not in page and f"{folder.name}/fedavg" in page
+
+
+def test_same_runs_same_page(folder, page):
+    assert render(find_runs([folder, folder / "fedavg"])[0], f"Title {NASTY}") == page
+
+
+def test_both_forms_of_records_say_the_same(folder, tmp_path, page):
+    for number, name in enumerate(("fedavg", NASTY)):
+        publish(load_record(folder / name), tmp_path / f"record-{number}")
+    small = render(find_runs([tmp_path])[0], "Title")
+    assert Reader(small).rows == Reader(page).rows
+
+
+def test_every_record_of_results_is_there_and_labels_differ():
+    runs, faults = find_runs([RESULTS])
+    assert not faults and len(runs) == len(list(RESULTS.rglob("summary.json"))) >= 33
+    groups = group_runs(runs)
+    assert sorted(run.name for group in groups for run in group.runs) == sorted(run.name for run in runs)
+    for group in groups:
+        assert len(set(group.labels)) == len(group.labels)
+        assert len({(run.config["dataset"], run.config["partition"], run.config["clients"]) for run in group.runs}) == 1
+    assert len(Reader(render(runs, "Results")).rows) == 1 + len(runs)
+
+
+def test_labels_tell_apart_what_differs_and_twins_by_their_folders(folder, tmp_path):
+    config = json.loads((folder / "fedavg" / "summary.json").read_text())["config"]
+    for name, changes in (("a", {}), ("b", {}), ("c", {"lr": 0.5, "seed": 3})):
+        copied(folder, tmp_path / name, config=config | changes)
+    (group,) = group_runs(find_runs([tmp_path])[0])
+    root = tmp_path.name
+    assert sorted(group.labels) == [
+        f"fedavg lr=0.1 seed=0 ({root}/a)", f"fedavg lr=0.1 seed=0 ({root}/b)", "fedavg lr=0.5 seed=3",
+    ]  # fmt: skip
+
+
+def test_unfinished_runs_are_shown_as_far_as_they_are(folder, tmp_path):
+    begun = copied(folder, tmp_path / "begun", status="running")
+    lines = (begun / "rounds.jsonl").read_text()
+    (begun / "rounds.jsonl").write_text(lines[: lines.rindex('"loss"')])  # its third line is being written
+    (copied(folder, tmp_path / "empty") / "rounds.jsonl").write_text("")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "summary.json").write_text("{}")
+    runs, faults = find_runs([tmp_path])
+    assert [run.name for run in runs] == [f"{tmp_path.name}/begun"]
+    assert Reader(render(runs, "x")).table["fedavg running"]["rounds"] == "2"
+    assert len(faults) == 2 and "no round yet" in faults[0] and "is not a record" in faults[1]
+    with pytest.raises(DataError, match="holds no run"):
+        find_runs([tmp_path / "nowhere"])
+
+
+def test_a_diverged_loss_and_an_unknown_method_do_no_harm(folder, tmp_path):
+    summary = json.loads((folder / "fedavg" / "summary.json").read_text())
+    run = copied(folder, tmp_path / "run", config=summary["config"] | {"method": "mine"}, method_settings={"x": [1, 2]})
+    lines = [json.loads(line) | {"loss": None} for line in (run / "rounds.jsonl").read_text().splitlines()]
+    (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "mine x=1,2" in Reader(render(find_runs([tmp_path])[0], "x")).table
+
+
+def test_clients_hold_what_the_run_gave_them(monkeypatch, tmp_path):
+    federation = prepare(Experiment(**SMALL))
+    found = holdings_of(vars(federation.experiment))
+    assert isinstance(found, Holdings)
+    for client, counts in enumerate(found.counts):
+        labels = federation.data.y_train[federation.split[client]]
+        assert counts.tolist() == [(labels == label).sum() for label in range(10)]
+    many = holdings_of(vars(Experiment(partition="virtual", clients=10**6).resolved()))
+    assert len(many.counts) == MOST_SHOWN and many.text.startswith("The first 500 of 1,000,000 clients")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("FEDBAT_DATA", raising=False)
+    assert "not on the machine" in holdings_of(vars(Experiment(dataset="cifar10").resolved()))
+
+
+def test_without_plotly_the_way_to_it_is_told(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(ConfigError, match=r"pip install 'fedbat\[report\]'"):
+        render(find_runs([folder])[0], "x")
+
+
+def test_command_writes_the_page(folder, tmp_path):
+    out = tmp_path / "page.html"
+    assert f"2 runs in {out}" in fedbat("report", folder, "--out", out, "--title", "Mine", check=0).stdout
+    assert "<title>Mine</title>" in out.read_text()
+    assert "ends in .html" in fedbat("report", folder, "--out", tmp_path / "page.pdf", check=2).stderr
+    assert "holds no run" in fedbat("report", tmp_path, "--out", out, check=2).stderr
+
+
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium here; apt-get install chromium")
+
+PROBE = """<script>
+const done = new MutationObserver(() => {
+  done.disconnect();
+  const charts = [...document.querySelectorAll(".charts .chart")];
+  const drawn = () => charts.map((chart) => chart.querySelectorAll(".scatterlayer .trace").length);
+  const rows = () => [...document.querySelectorAll(".overview tbody tr")].map((row) => row.cells[0].textContent);
+  const sort = document.querySelectorAll(".overview th button")[3];
+  const [first, second] = document.querySelectorAll(".switches [aria-pressed]");
+  const found = { all: drawn(), labels: [first.textContent, second.textContent] };
+  first.click();
+  found.withoutFirst = drawn();
+  first.dispatchEvent(new Event("dblclick"));
+  found.alone = charts.map((chart) => chart.data.map((trace) => trace.visible));
+  document.querySelector("[data-all=true]").click();
+  found.again = drawn();
+  sort.click();
+  found.falling = rows();
+  sort.click();
+  found.rising = rows();
+  document.querySelector(".overview a").click();
+  Plotly.Fx.hover(charts[0], [{ curveNumber: 0, pointNumber: 2 }]);
+  found.hover = charts[0].querySelector(".hoverlayer").textContent;
+  found.cells = document.querySelectorAll(".clients .heatmaplayer image").length;
+  setTimeout(() => {
+    found.opened = document.querySelectorAll("details[open] details[open]").length;
+    document.documentElement.dataset.found = JSON.stringify(found);
+  }, 100);
+});
+done.observe(document.documentElement, { attributeFilter: ["data-state"] });
+</script></body>"""
+
+
+def browse(page, folder, *options):
+    """What Chromium makes of a page, with no network."""
+    path = folder / "page.html"
+    path.write_text(page)
+    command = [
+        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+        f"--user-data-dir={folder / 'user'}", "--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=60000",
+        *options, path.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@needs_browser
+@pytest.mark.slow
+def test_browser_draws_all_charts_without_an_error(page, tmp_path):
+    dom = browse(page, tmp_path, "--dump-dom")
+    assert re.search(r'<html [^>]*data-state="drawn"', dom)
+    assert re.search(r'<p id="failure"[^>]*hidden=""[^>]*></p>', dom)
+    assert dom.count('class="trace scatter') == 4 * 2
+    assert "<img" not in dom.replace("<image", "")
+
+
+@needs_browser
+@pytest.mark.slow
+def test_page_that_cannot_draw_says_so(page, tmp_path):
+    broken = re.sub(r'(id="library">)[^<]*', r"\1", page)
+    dom = browse(broken, tmp_path, "--dump-dom")
+    assert 'data-state="failed"' in dom and re.search(r'<p id="failure" role="alert">The charts could not be', dom)
+
+
+@needs_browser
+@pytest.mark.slow
+def test_curves_are_switched_and_hovered_and_rows_sorted(page, folder, tmp_path):
+    _, root = Reader(browse(page.replace("</body>", PROBE), tmp_path, "--dump-dom")).tags[0]
+    found = json.loads(root["data-found"])
+    best = {name: load_record(folder / name).best for name in ("fedavg", NASTY)}
+    assert sorted(found["labels"]) == ["fedavg", "fedbat rho=4"]
+    assert found["all"] == found["again"] == [2] * 4 and found["withoutFirst"] == [1] * 4
+    assert found["alone"] == [[True, False]] * 4
+    falling = ["fedavg", "fedbat rho=4"] if best["fedavg"] >= best[NASTY] else ["fedbat rho=4", "fedavg"]
+    assert found["falling"] == falling and found["rising"] == falling[::-1]
+    assert found["opened"] == 1 and found["cells"] == 1
+    (shown,) = [name for name, label in (("fedavg", "fedavg"), (NASTY, "fedbat rho=4")) if label == found["labels"][0]]
+    assert f"accuracy {100 * load_record(folder / shown).accuracy[2]:.2f} %" in found["hover"]
+    assert "round 3" in found["hover"]
+
+
+@needs_browser
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1400, 700])
+def test_page_looks_right(page, tmp_path, width):
+    """Curves in their methods' colours where the charts are, and nothing wider than the window."""
+    browse(page, tmp_path, f"--screenshot={tmp_path / 'page.png'}", f"--window-size={width},2600")
+    image = (255 * matplotlib.image.imread(tmp_path / "page.png")[..., :3]).round().astype(int)
+    assert image.shape == (2600, width, 3)
+    for color in ((0xD5, 0x5E, 0x00), (0, 0, 0)):
+        rows, columns = np.nonzero((image == color).all(axis=2))
+        assert rows.max() - rows.min() > 300 and columns.max() - columns.min() > width / 3
+    assert (image[:, -8:] == 255).all()
