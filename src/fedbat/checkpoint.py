@@ -1,7 +1,7 @@
 """Where a run's state waits to be continued. Whole at every moment, however the process ends (but not the machine).
 
 checkpoint.json            the next round, and which of the other files belong to it; replacing it is the commit
-w-ROUND.safetensors        the global tensors before that round
+w-ROUND.safetensors        the global tensors before that round, and their average if one is kept
 memory-NUMBER.safetensors  one client's memory; written once, kept as long as it is named
 """
 
@@ -16,6 +16,7 @@ from fedbat.errors import DataError
 from fedbat.memories import Memories, memory_file
 from fedbat.simulation import State
 from fedbat.storage import load_tensors, save_tensors, write_text
+from fedbat.streams import Tensors
 
 
 class Checkpoint(NamedTuple):
@@ -28,7 +29,8 @@ class Checkpoint(NamedTuple):
         """Replace the checkpoint in this folder; of the memories only those that changed are written."""
         w = f"w-{self.next_round}.safetensors"
         folder.mkdir(parents=True, exist_ok=True)
-        save_tensors(folder / w, self.state.w)
+        averaged = {f"average/{name}": tensor for name, tensor in self.state.average.items()}
+        save_tensors(folder / w, {f"w/{name}": tensor for name, tensor in self.state.w.items()} | averaged)
         index = {"next_round": self.next_round, "w": w, "memories": self.state.memories.write(folder)}
         write_text(folder / "checkpoint.json", json.dumps(index))
         self.state.memories.release_others()
@@ -42,7 +44,11 @@ class Checkpoint(NamedTuple):
         try:
             index = json.loads((folder / "checkpoint.json").read_text())
             saved = {int(client): int(number) for client, number in index["memories"].items()}
-            state = State(load_tensors(folder / index["w"]), Memories(folder, budget, saved))
+            tensors: dict[str, Tensors] = {"w": {}, "average": {}}
+            for name, tensor in load_tensors(folder / index["w"]).items():
+                whose, _, rest = name.partition("/")
+                tensors[whose][rest] = tensor
+            state = State(tensors["w"], Memories(folder, budget, saved), tensors["average"])
             named = {"checkpoint.json", index["w"], *(memory_file(number) for number in saved.values())}
             for path in folder.iterdir():
                 if path.name not in named:  # left behind by a process that died

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedbat.data import DATASETS, MIN_SAMPLES, PARTITIONS, Dataset, Split, load_dataset, partition
+from fedbat.downlink import FULL, check_downlink
 from fedbat.errors import ConfigError
 from fedbat.layout import Layout, layout_of
 from fedbat.method import Method
@@ -37,6 +38,8 @@ class Experiment:
     beta: float | None = None  # of Dirichlet partitions; it and the next two stay None where the partition has no use
     labels: int | None = None  # per client, in the label partitions
     samples: int | None = None  # per client, in virtual populations
+    down: str = FULL  # bits of a weight on its way down
+    average: float = 0.0  # weight of the past in the averaged model; 0: none is kept
     seed: int = 0
     partition_seed: int = 1234
 
@@ -60,6 +63,9 @@ class Experiment:
             raise ConfigError(f"--seed is {self.seed}, expected a whole number of at least 0")
         if not 0 <= self.partition_seed < 2**32:
             raise ConfigError(f"--partition-seed is {self.partition_seed}, expected a whole number from 0 to 2^32 - 1")
+        check_downlink(self.down)
+        if not 0 <= self.average < 1:
+            raise ConfigError(f"--average is {self.average}, expected a number from 0 (off) to below 1, such as 0.9")
         make_method(self.method, self.settings)
 
     def resolved(self) -> "Experiment":

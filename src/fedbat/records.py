@@ -3,6 +3,7 @@
 summary.json        configuration, provenance, and the figures people compare
 rounds.jsonl        one line per round, layer errors included
 model.safetensors   the global model at the end
+average.safetensors the averaged model at the end, if one is kept
 checkpoint/         while the run is unfinished: what it needs to go on
 """
 
@@ -18,12 +19,14 @@ from typing import Any
 import torch
 from safetensors.torch import save_model
 
+from fedbat.engine.base import Evaluation
 from fedbat.errors import ConfigError, DataError
 from fedbat.experiment import Experiment, Federation
 from fedbat.layout import tensors_of
 from fedbat.provenance import provenance
 from fedbat.simulation import Round, State
 from fedbat.storage import DRAFT, draft_of, write_text
+from fedbat.streams import Tensors
 from fedbat.training import LayerReport
 
 
@@ -76,13 +79,18 @@ class RunRecord:
             with suppress(OSError):  # somebody else's files stay
                 self.folder.rmdir()
             return
+        for file, tensors in (("model.safetensors", state.w), ("average.safetensors", state.average)):
+            if tensors:
+                self._save_model(self.folder / file, tensors)
+        self._write_summary(status)
+
+    def _save_model(self, path: Path, tensors: Tensors) -> None:
         model = copy.deepcopy(self.federation.model)
         with torch.no_grad():
             for name, tensor in tensors_of(model, self.federation.layout).items():
-                tensor.copy_(state.w[name])
-        with draft_of(self.folder / "model.safetensors") as draft:
+                tensor.copy_(tensors[name])
+        with draft_of(path) as draft:
             save_model(model, str(draft))
-        self._write_summary(status)
 
     def _cut(self, num_rounds: int) -> None:
         path = self.folder / "rounds.jsonl"
@@ -195,24 +203,35 @@ def summarize(federation: Federation, rounds: list[Round]) -> dict[str, Any]:
     num_parameters = sum(p.numel() for p in federation.model.parameters())
     num_compressed = sum(entry.numel for entry in federation.layout.compressed)
     nbits = sum(round_.uplink_nbits for round_ in rounds) / uploads
-    return asked | {
-        "best_accuracy": max(accuracies),
-        "final_accuracy": accuracies[-1],
-        "last10_accuracy": sum(accuracies[-10:]) / len(accuracies[-10:]),
-        "uplink_bytes_per_client_round": uplink,
-        "downlink_bytes_per_client_round": sum(r.downlink_bytes for r in rounds) / client_rounds,
-        "bits_per_parameter": 8 * uplink / num_parameters,
-        "bits_per_compressed_parameter": nbits / num_compressed if num_compressed else None,
-        "num_parameters": num_parameters,
-        "num_compressed_parameters": num_compressed,
-        "seconds": sum(round_.seconds for round_ in rounds),
+    others = {key: [e.accuracy for r in rounds if (e := getattr(r, key))] for key in _OTHERS}
+    beside = {f"{key}_best_accuracy": max(found) for key, found in others.items() if found} | {
+        f"{key}_last10_accuracy": sum(found[-10:]) / len(found[-10:]) for key, found in others.items() if found
     }
+    return (
+        asked
+        | beside
+        | {
+            "best_accuracy": max(accuracies),
+            "final_accuracy": accuracies[-1],
+            "last10_accuracy": sum(accuracies[-10:]) / len(accuracies[-10:]),
+            "uplink_bytes_per_client_round": uplink,
+            "downlink_bytes_per_client_round": sum(r.downlink_bytes for r in rounds) / client_rounds,
+            "bits_per_parameter": 8 * uplink / num_parameters,
+            "bits_per_compressed_parameter": nbits / num_compressed if num_compressed else None,
+            "num_parameters": num_parameters,
+            "num_compressed_parameters": num_compressed,
+            "seconds": sum(round_.seconds for round_ in rounds),
+        }
+    )
 
 
 def round_line(round_: Round) -> dict[str, Any]:
     """One line of rounds.jsonl; rounds count from 1 there."""
     line = {field.name: getattr(round_, field.name) for field in dataclasses.fields(round_)}
     layers = {name: report._asdict() for name, report in round_.layers.items()}
+    for key in _OTHERS:  # only where there is such a model
+        found = line.pop(key)
+        line |= {key: found._asdict()} if found else {}
     return {"round": line.pop("index") + 1, **line, "layers": layers}
 
 
@@ -225,10 +244,12 @@ def _round_of(line: dict[str, Any]) -> Round:
     figures = {key: math.nan if line[key] is None else line[key] for key in ("accuracy", "loss", "train_loss")}
     layers = {name: LayerReport(**report) for name, report in line["layers"].items()}
     lost = {int(client): reason for client, reason in line["lost"].items()}
+    others = {key: Evaluation(**line[key]) for key in _OTHERS if line.get(key)}
     index = line.pop("round") - 1
-    return Round(**(line | figures | {"index": index, "lost": lost, "layers": layers}))
+    return Round(**(line | figures | others | {"index": index, "lost": lost, "layers": layers}))
 
 
+_OTHERS = ("received", "averaged")  # models that are tested beside the global one
 _LEG = ("versions", "git_revision", "machine", "engine")
 
 

@@ -5,7 +5,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedbat.engine.base import ClientResult, Engine, Lost
+import torch
+
+from fedbat.downlink import send_down
+from fedbat.engine.base import ClientResult, Engine, Evaluation, Lost
 from fedbat.errors import MethodError, WireError
 from fedbat.experiment import Federation
 from fedbat.layout import tensors_of
@@ -31,6 +34,8 @@ class Round:
     downlink_bytes: int
     layers: dict[str, LayerReport]  # mean over clients
     seconds: float
+    received: Evaluation | None = None  # how what clients receive does, where that is not the model itself
+    averaged: Evaluation | None = None  # how the averaged model does, if one is kept
 
     @property
     def num_uploads(self) -> int:
@@ -43,6 +48,7 @@ class State(NamedTuple):
 
     w: Tensors  # the global tensors that travel
     memories: Memories  # what clients remember; an older state's are gone once the next round has begun
+    average: Tensors = {}  # noqa: RUF012  # of w over the rounds, if one is kept
 
 
 def initial_state(federation: Federation, memories: Memories | None = None) -> State:
@@ -64,14 +70,16 @@ def rounds(
 
     `state` is the one before round `first`: a run that goes on from any of its states is the run it would have been.
     """
-    assert federation.experiment.rounds is not None
-    for index in range(first, federation.experiment.rounds):
+    experiment, layout = federation.experiment, federation.layout
+    assert experiment.rounds is not None
+    sent = send_down(experiment.down, layout, state.w, first)
+    for index in range(first, experiment.rounds):
         start = time.perf_counter()
         clients, lost, uplink_bytes = federation.sampled(index), dict[int, str](), 0
         results: list[ClientResult] = []
-        aggregator = Aggregator(federation.method, federation.layout, state.w)
+        aggregator = Aggregator(federation.method, layout, state.w)
         memories = state.memories.begin()
-        for result in engine.train(state.w, index, clients, state.memories):
+        for result in engine.train(sent.w, index, clients, state.memories):
             if isinstance(result, Lost):
                 lost[result.client] = result.reason
                 on_client()
@@ -85,8 +93,10 @@ def rounds(
             on_client()
         if not results:
             raise MethodError(f"round {index + 1}: no client finished; {'; '.join(lost.values())}")
-        state = State(aggregator.result(), memories)
-        accuracy, loss = engine.evaluate(state.w)
+        w, downlink_bytes = aggregator.result(), len(clients) * sent.num_bytes
+        state = State(w, memories, averaged(state.average, w, experiment.average))
+        accuracy, loss = engine.evaluate(w)
+        sent = send_down(experiment.down, layout, w, index + 1)
         yield (
             Round(
                 index=index,
@@ -97,12 +107,24 @@ def rounds(
                 lost=lost,
                 uplink_bytes=uplink_bytes,
                 uplink_nbits=sum(r.nbits for r in results),
-                downlink_bytes=len(clients) * sum(entry.nbytes for entry in federation.layout),
+                downlink_bytes=downlink_bytes,
                 layers=_mean_reports(results),
+                received=None if sent.w is w else engine.evaluate(sent.w),
+                averaged=engine.evaluate(state.average) if state.average else None,
                 seconds=time.perf_counter() - start,
             ),
             state,
         )
+
+
+def averaged(past: Tensors, w: Tensors, weight: float) -> Tensors:
+    """weight * past + (1 - weight) * w, BatchNorm statistics included; counters are the latest. It starts from w."""
+    if not weight:
+        return {}
+    return {
+        name: torch.lerp(x, past[name], weight) if name in past and x.is_floating_point() else x.clone()
+        for name, x in w.items()
+    }
 
 
 def _add(aggregator: Aggregator, result: ClientResult, index: int) -> None:

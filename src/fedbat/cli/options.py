@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedbat.data import DATASETS, PARTITIONS
+from fedbat.downlink import DOWNLINKS
 from fedbat.engine import ENGINES
 from fedbat.errors import ConfigError
 from fedbat.models import MODELS
@@ -33,6 +34,8 @@ Model = Annotated[
 Beta = Annotated[float | None, typer.Option(help="Of the Dirichlet partition. Default: 0.3, for cifar100 0.1.")]
 Labels = Annotated[int | None, typer.Option(help="Per client, in label partitions. Default: 3, for cifar100 10.")]
 Samples = Annotated[int | None, typer.Option(help="Per client, in virtual populations. Default: 64.")]
+Down = Annotated[str, typer.Option(help=f"Bits of a weight on its way down to the clients: {', '.join(DOWNLINKS)}.")]
+Average = Annotated[float, typer.Option(help="Weight of the past in an averaged model, say 0.9. 0: none is kept.")]
 Seed = Annotated[int, typer.Option(help="Of everything but the split.")]
 PartitionSeed = Annotated[int, typer.Option(help="Of the split; 1234 is the authors'.")]
 Settings = Annotated[

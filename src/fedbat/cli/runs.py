@@ -9,11 +9,13 @@ import typer
 
 from fedbat.cli.execution import Means, execute, execute_all, print_table
 from fedbat.cli.options import (
+    Average,
     BatchSize,
     Beta,
     Clients,
     Dataset,
     Device,
+    Down,
     EngineName,
     Epochs,
     Labels,
@@ -34,6 +36,7 @@ from fedbat.cli.options import (
     pair,
     say,
 )
+from fedbat.downlink import FULL
 from fedbat.engine import check_engine
 from fedbat.errors import ConfigError
 from fedbat.experiment import Experiment, prepare
@@ -56,6 +59,8 @@ def run(
     beta: Beta = None,
     labels: Labels = None,
     samples: Samples = None,
+    down: Down = FULL,
+    average: Average = 0.0,
     seed: Seed = 0,
     partition_seed: PartitionSeed = 1234,
     settings: Settings = None,
@@ -91,6 +96,8 @@ def run(
         beta=beta,
         labels=labels,
         samples=samples,
+        down=down,
+        average=average,
         seed=seed,
         partition_seed=partition_seed,
     )
@@ -118,6 +125,8 @@ def compare(
     beta: Beta = None,
     labels: Labels = None,
     samples: Samples = None,
+    down: Down = FULL,
+    average: Average = 0.0,
     seed: Seed = 0,
     partition_seed: PartitionSeed = 1234,
     settings: Settings = None,
@@ -154,6 +163,8 @@ def compare(
         beta=beta,
         labels=labels,
         samples=samples,
+        down=down,
+        average=average,
         seed=seed,
         partition_seed=partition_seed,
     )

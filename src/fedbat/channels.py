@@ -1,0 +1,104 @@
+"""A weight tensor in a few bits, one scale for each output channel: how a model goes down to the clients."""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from fedbat import packing
+from fedbat.errors import WireError
+from fedbat.parts import KINDS, Part, Reader, Record
+
+WIDTHS = (2, 3, 4, 8)
+_FEW = 4  # bits up to which levels are placed where weights are; with more there is room for all of them
+
+
+@dataclass(frozen=True, eq=False)
+class Channels(Part):
+    """scale[channel] * level[code]: `width` bits a value and one float32 for each channel (the first dimension)."""
+
+    codes: Tensor  # uint8 [numel]
+    scales: Tensor  # float32 [channels]
+    width: int
+    KIND: ClassVar[int] = 4
+
+    @classmethod
+    def of(cls, x: Tensor, width: int) -> Self:
+        """The nearest levels, with the scales that fit them best in the least-squares sense.
+
+        A scale that makes the largest weight fit, as with many bits, would waste levels on a few outliers.
+        """
+        channels = x.shape[0] if x.dim() > 1 else 1
+        rows = x.detach().float().cpu().reshape(channels, -1)
+        levels = unit_levels(width)
+        edges = (levels[1:] + levels[:-1]) / 2
+        if width > _FEW:
+            scales = rows.abs().amax(1)
+        else:
+            scales = rows.square().mean(1).sqrt()
+            chosen = levels[torch.bucketize(rows / _divisor(scales)[:, None], edges)]
+            scales = (rows * chosen).sum(1) / chosen.square().sum(1)
+        codes = torch.bucketize(rows / _divisor(scales)[:, None], edges)
+        return cls(codes.to(torch.uint8).reshape(-1), scales, width)
+
+    @property
+    def numel(self) -> int:
+        return self.codes.numel()
+
+    @property
+    def nbits(self) -> int:
+        return self.width * self.numel + 32 * self.scales.numel()
+
+    def unpack(self) -> Tensor:
+        rows = unit_levels(self.width)[self.codes.int().cpu()].view(self.scales.numel(), -1)
+        return (rows * self.scales.cpu()[:, None]).reshape(-1)
+
+    def record(self) -> Record:
+        """The parameter is the width, the word the number of channels."""
+        return Record(self.KIND, self.width, self.scales.numel())
+
+    def body(self) -> bytes:
+        """The scales, then the codes."""
+        codes = packing.pack_codes(self.codes.cpu().numpy(), self.width)
+        return self.scales.cpu().numpy().astype("<f4").tobytes() + codes.tobytes()
+
+    @classmethod
+    def parse(cls, record: Record, numel: int, reader: Reader) -> Self:
+        """As many values in each channel, every scale finite."""
+        width, channels = record.parameter, record.word
+        if width not in WIDTHS or not 0 < channels <= numel or numel % channels:
+            raise WireError(
+                f"{channels} channels of {width} bits for {numel} values, expected a divisor and one of {WIDTHS}; "
+                "the model is damaged"
+            )
+        scales = reader.take_floats(channels, "the scales of a tensor")
+        codes = packing.unpack_codes(reader.take_bits(width * numel, "a tensor's levels"), numel, width)
+        return cls(torch.from_numpy(codes), scales, width)
+
+
+KINDS[Channels.KIND] = Channels
+
+
+@cache
+def unit_levels(width: int) -> Tensor:
+    """2^width levels. For a few bits those of Lloyd and Max for the normal law, to which a channel's weights come near:
+    each level is the mean of its cell, each edge the middle between two levels. Else evenly from -1 to 1.
+    """
+    if width > _FEW:
+        return torch.linspace(-1, 1, 1 << width, device="cpu")
+    num, infinity = 1 << width, torch.tensor([math.inf], dtype=torch.float64, device="cpu")
+    levels = torch.special.ndtri((torch.arange(num, dtype=torch.float64, device="cpu") + 0.5) / num)
+    for _ in range(2000):
+        edges = torch.cat([-infinity, (levels[1:] + levels[:-1]) / 2, infinity])
+        density = torch.exp(-edges.square() / 2) / math.sqrt(2 * math.pi)
+        levels = -density.diff() / torch.special.ndtr(edges).diff()
+    symmetric: Tensor = (levels - levels.flip(0)) / 2  # to the last bit
+    return symmetric.float()
+
+
+def _divisor(scales: Tensor) -> Tensor:
+    """A channel of zeros has scale 0."""
+    return torch.where(scales > 0, scales, 1.0)

@@ -1,0 +1,153 @@
+"""Few bits down: the snapshot's quantizer and bytes, the true model kept at the server, and the averaged model."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedbat import layout_of
+from fedbat.channels import WIDTHS, Channels, unit_levels
+from fedbat.checkpoint import Checkpoint
+from fedbat.downlink import DOWNLINKS, FULL, send_down
+from fedbat.engine import SequentialEngine
+from fedbat.errors import ConfigError, WireError
+from fedbat.experiment import Experiment, prepare
+from fedbat.layout import tensors_of
+from fedbat.models import build_model
+from fedbat.packing import num_bytes
+from fedbat.parts import Reader, Record
+from fedbat.run import run_recorded
+from fedbat.simulation import averaged, initial_state, rounds
+
+SMALL = Experiment(clients=8, per_round=3, rounds=3, epochs=1, batch_size=100, model="tests.test_engines:tiny")
+
+
+def relative_error(x, width):
+    return float((Channels.of(x, width).unpack().view_as(x) - x).square().mean() / x.square().mean())
+
+
+def test_levels_are_those_of_lloyd_and_max():
+    """Max 1960, Table I: the levels for the normal law, to its digits."""
+    assert unit_levels(2).tolist() == pytest.approx([-1.510, -0.4528, 0.4528, 1.510], abs=5e-4)
+    assert unit_levels(3)[4:].tolist() == pytest.approx([0.2451, 0.7560, 1.344, 2.152], abs=5e-4)
+    for width in WIDTHS:
+        levels = unit_levels(width)
+        assert len(levels) == 2**width and torch.equal(levels, -levels.flip(0)) and (levels.diff() > 0).all()
+
+
+@pytest.mark.parametrize(("width", "expected"), [(2, 0.1175), (3, 0.03454), (4, 0.009497)])
+def test_error_on_normal_weights_is_the_least_possible(width, expected, rng):
+    """Max 1960 again; fitting a scale to each channel can only lower it, by about 1 / (weights of a channel)."""
+    x = torch.randn(64, 4096, generator=rng) * torch.logspace(-3, 0, 64)[:, None]
+    found = torch.stack([torch.tensor(relative_error(row[None], width)) for row in x])
+    assert float(found.mean()) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_width_beats_the_scale_that_fits_the_largest_weight(width, rng):
+    x = torch.randn(32, 300, generator=rng)
+    largest, steps = x.abs().amax(1, keepdim=True), 2 ** (width - 1) - 1
+    plain = ((x / largest * steps).round() / steps * largest - x).square().mean() / x.square().mean()
+    assert relative_error(x, width) < float(plain)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_part_survives_its_bytes_and_has_no_more_of_them(width, rng):
+    x = torch.randn(6, 5, 3, 3, generator=rng)
+    x[2] = 0  # a dead channel
+    part = Channels.of(x, width)
+    body = part.body()
+    assert len(body) == 4 * 6 + num_bytes(width * x.numel())
+    again = Channels.parse(part.record(), x.numel(), Reader(memoryview(body)))
+    assert torch.equal(again.unpack(), part.unpack()) and not part.unpack().view_as(x)[2].any()
+
+
+@pytest.mark.parametrize("record", [Record(4, 5, 6), Record(4, 2, 0), Record(4, 2, 7), Record(4, 2, 271)])
+def test_a_damaged_record_is_refused(record):
+    with pytest.raises(WireError):
+        Channels.parse(record, 270, Reader(memoryview(bytes(10_000))))
+
+
+@pytest.mark.parametrize("down", DOWNLINKS)
+def test_what_clients_receive_is_what_the_bytes_say(down):
+    model = build_model("resnet10-narrow", (3, 32, 32), 10, 0)
+    layout = layout_of(model)
+    w = {name: x.clone() for name, x in tensors_of(model, layout).items()}
+    sent = send_down(down, layout, w, 3)
+    assert all(torch.equal(sent.w[entry.name], w[entry.name]) for entry in layout.rest)
+    assert [(k, x.dtype, x.shape) for k, x in sent.w.items()] == [(k, x.dtype, x.shape) for k, x in w.items()]
+    bits = 8 * sent.num_bytes / sum(entry.numel for entry in layout)
+    assert int(down) <= bits < int(down) + 0.35 and (sent.w is w) == (down == FULL)
+
+
+def run(**changes):
+    federation = prepare(dataclasses.replace(SMALL, **changes))
+    found = list(rounds(federation, SequentialEngine(federation), initial_state(federation)))
+    return [r for r, _ in found], found[-1][1]
+
+
+def test_updates_are_added_to_the_true_model():
+    """With a learning rate of next to nothing the true model stays, however coarse the snapshot is."""
+    start = initial_state(prepare(SMALL)).w
+    found, state = run(down="2", method="fedavg", lr=1e-12)
+    weights = [name for name, x in start.items() if x.dim() > 1]
+    assert all(torch.allclose(state.w[name], start[name], atol=1e-9) for name in weights)
+    assert all(r.received is not None and r.received.loss != r.loss for r in found)
+
+
+def test_eight_bits_train_like_thirty_two_and_downlink_bytes_shrink():
+    whole, _ = run(rounds=4, epochs=2)
+    few, _ = run(rounds=4, epochs=2, down="8")
+    assert abs(whole[-1].loss - few[-1].loss) < 0.1
+    assert whole[0].received is None and few[0].downlink_bytes < whole[0].downlink_bytes / 3
+
+
+def test_the_averaged_model_is_the_exponential_average(rng):
+    ws = [{"x": torch.randn(5, generator=rng), "n": torch.tensor(k)} for k in range(6)]
+    past, expected = {}, ws[0]["x"]
+    for k, w in enumerate(ws):
+        past = averaged(past, w, 0.9)
+        expected = expected if k == 0 else 0.9 * expected + 0.1 * w["x"]
+        assert torch.allclose(past["x"], expected, atol=1e-6) and past["n"] == k
+    assert averaged(past, ws[0], 0.0) == {}
+
+
+def test_both_models_are_recorded_saved_and_survive_a_stop(tmp_path):
+    federation = prepare(dataclasses.replace(SMALL, down="4", average=0.5))
+    engine = SequentialEngine(federation)
+    whole = run_recorded(federation, engine, tmp_path / "whole")
+
+    def stop(round_):
+        if round_.index == 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_recorded(federation, engine, tmp_path / "twice", on_round=stop)
+    checkpoint = Checkpoint.load(tmp_path / "twice" / "checkpoint")
+    assert checkpoint.state.average.keys() == checkpoint.state.w.keys()
+    again = run_recorded(federation, engine, tmp_path / "twice")
+    assert [(r.received, r.averaged) for r in again.rounds] == [(r.received, r.averaged) for r in whole.rounds]
+    for file in ("model.safetensors", "average.safetensors"):
+        one, other = (load_file(tmp_path / folder / file) for folder in ("whole", "twice"))
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
+    assert summary["averaged_best_accuracy"] == max(r.averaged.accuracy for r in whole.rounds)
+    assert summary["received_last10_accuracy"] > 0 and summary["config"]["down"] == "4"
+
+
+@pytest.mark.parametrize("wrong", [{"down": "5"}, {"down": "1"}, {"average": 1.0}, {"average": -0.1}])
+def test_what_cannot_be_is_refused(wrong):
+    with pytest.raises(ConfigError):
+        Experiment(**wrong)
+
+
+def test_the_levels_in_the_wire_format_are_the_levels():
+    page = (Path(__file__).parent.parent / "docs" / "wire-format.md").read_text()
+    for width in (2, 3, 4):
+        row = next(line for line in page.splitlines() if line.startswith(f"| {width} | 0."))
+        assert [float(x) for x in row.split("|")[2].split(",")] == pytest.approx(
+            unit_levels(width)[2 ** (width - 1) :].tolist(), rel=1e-8
+        )
