@@ -8,10 +8,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedbat import layout_of
+from fedbat import Payload, layout_of
 from fedbat.channels import WIDTHS, Channels, unit_levels
 from fedbat.checkpoint import Checkpoint
-from fedbat.downlink import DOWNLINKS, FULL, send_down
+from fedbat.downlink import (
+    DOWNLINKS,
+    FOLLOW,
+    FULL,
+    HASH_BYTES,
+    Public,
+    broadcast,
+    follow,
+    publish,
+    reached,
+    whole_bytes,
+)  # fmt: skip
 from fedbat.engine import SequentialEngine
 from fedbat.errors import ConfigError, WireError
 from fedbat.experiment import Experiment, prepare
@@ -71,12 +82,16 @@ def test_a_damaged_record_is_refused(record):
         Channels.parse(record, 270, Reader(memoryview(bytes(10_000))))
 
 
-@pytest.mark.parametrize("down", DOWNLINKS)
-def test_what_clients_receive_is_what_the_bytes_say(down):
+def some_model():
     model = build_model("resnet10-narrow", (3, 32, 32), 10, 0)
     layout = layout_of(model)
-    w = {name: x.clone() for name, x in tensors_of(model, layout).items()}
-    sent = send_down(down, layout, w, 3)
+    return layout, {name: x.clone() for name, x in tensors_of(model, layout).items()}
+
+
+@pytest.mark.parametrize("down", DOWNLINKS[:-1])
+def test_what_clients_receive_is_what_the_bytes_say(down):
+    layout, w = some_model()
+    sent = publish(down, layout, w, None, 3)
     assert all(torch.equal(sent.w[entry.name], w[entry.name]) for entry in layout.rest)
     assert [(k, x.dtype, x.shape) for k, x in sent.w.items()] == [(k, x.dtype, x.shape) for k, x in w.items()]
     bits = 8 * sent.num_bytes / sum(entry.numel for entry in layout)
@@ -115,8 +130,61 @@ def test_the_averaged_model_is_the_exponential_average(rng):
     assert averaged(past, ws[0], 0.0) == {}
 
 
-def test_both_models_are_recorded_saved_and_survive_a_stop(tmp_path):
-    federation = prepare(dataclasses.replace(SMALL, down="4", average=0.5))
+def moved(w, rng):
+    return {k: x + 0.01 * torch.randn(x.shape, generator=rng) if x.is_floating_point() else x + 1 for k, x in w.items()}
+
+
+def test_whoever_hears_all_broadcasts_holds_the_public_model_bit_for_bit(rng):
+    layout, w = some_model()
+    public = publish(FOLLOW, layout, w, None, 0)
+    client = {name: x.clone() for name, x in w.items()}
+    for version in range(1, 6):
+        w = moved(w, rng)
+        raw = broadcast(layout, w, public.w, version)
+        public = publish(FOLLOW, layout, w, public, version)
+        client = follow(client, Payload.from_bytes(raw, layout, context=version))
+        assert all(torch.equal(client[name], public.w[name]) for name in client)
+        assert all(torch.equal(public.w[entry.name], w[entry.name]) for entry in layout.rest)
+        assert public.num_bytes == len(raw) + HASH_BYTES
+    # one bit a weight, and the rest (4 channels of statistics each) as it is
+    assert 8 * public.num_bytes < sum(e.numel for e in layout.compressed) * 1.2
+
+
+def test_what_a_broadcast_misses_is_sent_later(rng):
+    """Once the true model stands still, the public one closes in on it."""
+    layout, w = some_model()
+    public = publish(FOLLOW, layout, w, None, 0)
+    w = moved(w, rng)
+    gaps = []
+    for version in range(1, 40):
+        public = publish(FOLLOW, layout, w, public, version)
+        gaps.append(max(float((w[e.name] - public.w[e.name]).abs().mean()) for e in layout.compressed))
+    assert gaps[-1] < 0.05 * gaps[0]
+
+
+def test_a_follower_gets_what_it_missed_or_the_whole_model():
+    layout, w = some_model()
+    rest, whole = sum(entry.nbytes for entry in layout.rest), whole_bytes(layout) + HASH_BYTES
+    public = Public(w, num_bytes=rest + 1000, versions={1: 7, 2: 10, 3: 6})
+    cost = {client: reached(FOLLOW, layout, public, [client], 10)[0] for client in (1, 2, 3, 4)}
+    assert cost == {1: rest + 3000, 2: 0, 3: rest + 4000, 4: whole}
+    far = Public(w, num_bytes=rest + 1000, versions={1: -(10**6)})
+    assert reached(FOLLOW, layout, far, [1], 10)[0] == whole
+    assert reached(FOLLOW, layout, public, [1, 4], 10)[1].versions == {1: 10, 2: 10, 3: 6, 4: 10}
+
+
+def test_a_run_that_follows_learns_and_sends_less_each_way():
+    whole, _ = run(rounds=6, epochs=2, per_round=8)
+    less, state = run(rounds=6, epochs=2, per_round=8, down=FOLLOW)
+    assert less[-1].received.accuracy > 0.8 * whole[-1].accuracy > 0.2
+    assert whole[0].downlink_bytes <= less[0].downlink_bytes  # everyone's first download is whole
+    assert less[-1].downlink_bytes < whole[-1].downlink_bytes / 10
+    assert state.public.versions == dict.fromkeys(range(8), 5)
+
+
+@pytest.mark.parametrize("down", ["4", FOLLOW])
+def test_both_models_are_recorded_saved_and_survive_a_stop(tmp_path, down):
+    federation = prepare(dataclasses.replace(SMALL, down=down, average=0.5))
     engine = SequentialEngine(federation)
     whole = run_recorded(federation, engine, tmp_path / "whole")
 
@@ -135,7 +203,8 @@ def test_both_models_are_recorded_saved_and_survive_a_stop(tmp_path):
         assert all(torch.equal(one[name], other[name]) for name in one)
     summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
     assert summary["averaged_best_accuracy"] == max(r.averaged.accuracy for r in whole.rounds)
-    assert summary["received_last10_accuracy"] > 0 and summary["config"]["down"] == "4"
+    assert summary["received_last10_accuracy"] > 0 and summary["config"]["down"] == down
+    assert [r.downlink_bytes for r in again.rounds] == [r.downlink_bytes for r in whole.rounds]
 
 
 @pytest.mark.parametrize("wrong", [{"down": "5"}, {"down": "1"}, {"average": 1.0}, {"average": -0.1}])

@@ -1,7 +1,7 @@
 """Where a run's state waits to be continued. Whole at every moment, however the process ends (but not the machine).
 
 checkpoint.json            the next round, and which of the other files belong to it; replacing it is the commit
-w-ROUND.safetensors        the global tensors before that round, and their average if one is kept
+w-ROUND.safetensors        the global tensors before that round, their average if one is kept, the public ones
 memory-NUMBER.safetensors  one client's memory; written once, kept as long as it is named
 """
 
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from safetensors import SafetensorError
 
+from fedbat.downlink import Public
 from fedbat.errors import DataError
 from fedbat.memories import Memories, memory_file
 from fedbat.simulation import State
@@ -29,9 +30,15 @@ class Checkpoint(NamedTuple):
         """Replace the checkpoint in this folder; of the memories only those that changed are written."""
         w = f"w-{self.next_round}.safetensors"
         folder.mkdir(parents=True, exist_ok=True)
-        averaged = {f"average/{name}": tensor for name, tensor in self.state.average.items()}
-        save_tensors(folder / w, {f"w/{name}": tensor for name, tensor in self.state.w.items()} | averaged)
-        index = {"next_round": self.next_round, "w": w, "memories": self.state.memories.write(folder)}
+        public = self.state.public
+        kept = {"w": self.state.w, "average": self.state.average, "public": public.w if public else {}}
+        save_tensors(folder / w, {f"{k}/{name}": tensor for k, found in kept.items() for name, tensor in found.items()})
+        index = {
+            "next_round": self.next_round,
+            "w": w,
+            "memories": self.state.memories.write(folder),
+            "public": public and {"num_bytes": public.num_bytes, "versions": public.versions},
+        }
         write_text(folder / "checkpoint.json", json.dumps(index))
         self.state.memories.release_others()
         for old in folder.glob("w-*"):
@@ -44,11 +51,15 @@ class Checkpoint(NamedTuple):
         try:
             index = json.loads((folder / "checkpoint.json").read_text())
             saved = {int(client): int(number) for client, number in index["memories"].items()}
-            tensors: dict[str, Tensors] = {"w": {}, "average": {}}
+            tensors: dict[str, Tensors] = {"w": {}, "average": {}, "public": {}}
             for name, tensor in load_tensors(folder / index["w"]).items():
                 whose, _, rest = name.partition("/")
                 tensors[whose][rest] = tensor
-            state = State(tensors["w"], Memories(folder, budget, saved), tensors["average"])
+            public = None
+            if about := index["public"]:
+                versions = {int(client): int(version) for client, version in about["versions"].items()}
+                public = Public(tensors["public"], int(about["num_bytes"]), versions)
+            state = State(tensors["w"], Memories(folder, budget, saved), tensors["average"], public)
             named = {"checkpoint.json", index["w"], *(memory_file(number) for number in saved.values())}
             for path in folder.iterdir():
                 if path.name not in named:  # left behind by a process that died

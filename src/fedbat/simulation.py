@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from fedbat.downlink import send_down
+from fedbat.downlink import Public, publish, reached
 from fedbat.engine.base import ClientResult, Engine, Evaluation, Lost
 from fedbat.errors import MethodError, WireError
 from fedbat.experiment import Federation
@@ -49,6 +49,7 @@ class State(NamedTuple):
     w: Tensors  # the global tensors that travel
     memories: Memories  # what clients remember; an older state's are gone once the next round has begun
     average: Tensors = {}  # noqa: RUF012  # of w over the rounds, if one is kept
+    public: Public | None = None  # what clients follow, if they do; else what they receive is a function of w
 
 
 def initial_state(federation: Federation, memories: Memories | None = None) -> State:
@@ -72,14 +73,15 @@ def rounds(
     """
     experiment, layout = federation.experiment, federation.layout
     assert experiment.rounds is not None
-    sent = send_down(experiment.down, layout, state.w, first)
+    public = state.public or publish(experiment.down, layout, state.w, None, first)
     for index in range(first, experiment.rounds):
         start = time.perf_counter()
         clients, lost, uplink_bytes = federation.sampled(index), dict[int, str](), 0
         results: list[ClientResult] = []
         aggregator = Aggregator(federation.method, layout, state.w)
         memories = state.memories.begin()
-        for result in engine.train(sent.w, index, clients, state.memories):
+        downlink_bytes, public = reached(experiment.down, layout, public, clients, index)
+        for result in engine.train(public.w, index, clients, state.memories):
             if isinstance(result, Lost):
                 lost[result.client] = result.reason
                 on_client()
@@ -93,10 +95,11 @@ def rounds(
             on_client()
         if not results:
             raise MethodError(f"round {index + 1}: no client finished; {'; '.join(lost.values())}")
-        w, downlink_bytes = aggregator.result(), len(clients) * sent.num_bytes
-        state = State(w, memories, averaged(state.average, w, experiment.average))
+        w = aggregator.result()
+        public = publish(experiment.down, layout, w, public, index + 1)
+        followed = public if public.versions else None
+        state = State(w, memories, averaged(state.average, w, experiment.average), followed)
         accuracy, loss = engine.evaluate(w)
-        sent = send_down(experiment.down, layout, w, index + 1)
         yield (
             Round(
                 index=index,
@@ -109,7 +112,7 @@ def rounds(
                 uplink_nbits=sum(r.nbits for r in results),
                 downlink_bytes=downlink_bytes,
                 layers=_mean_reports(results),
-                received=None if sent.w is w else engine.evaluate(sent.w),
+                received=None if public.w is w else engine.evaluate(public.w),
                 averaged=engine.evaluate(state.average) if state.average else None,
                 seconds=time.perf_counter() - start,
             ),

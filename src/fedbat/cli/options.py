@@ -44,7 +44,11 @@ Settings = Annotated[
 ]
 EngineName = Annotated[
     str,
-    typer.Option("--engine", help=f"One of {', '.join(ENGINES)}; auto takes a GPU if any, else all cores."),
+    typer.Option(
+        "--engine",
+        envvar="FEDBAT_ENGINE",
+        help=f"One of {', '.join(ENGINES)}; auto takes a GPU if any, else all cores.",
+    ),
 ]
 Device = Annotated[str | None, typer.Option(help="For the sequential engine: cpu or cuda.", show_default=False)]
 PrecisionName = Annotated[str, typer.Option("--precision", help="Of the cuda engine: fp32, tf32 or bf16.")]
