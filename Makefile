@@ -13,17 +13,17 @@ demo: $(READY)  ## FedAvg, FedBAT and SignSGD on a small real data set, about a 
 	rm -rf runs/demo
 	$(BIN)/fedbat compare --methods fedavg,fedbat,signsgd --clients 20 --per-round 5 --rounds 12 --epochs 2 --out runs/demo
 
-test: $(READY) check  ## lint, types and all tests
-	$(BIN)/pytest -q -n 2
+test: $(READY) check  ## lint, types and all tests but those of a real deployment (`pytest -m deployment`)
+	$(BIN)/pytest -q -n 2 -m "not deployment"
 
 check: $(READY)  ## lint and types
-	$(BIN)/ruff check src tests benchmarks scripts
-	$(BIN)/ruff format --check -q src tests benchmarks scripts
+	$(BIN)/ruff check src tests benchmarks scripts examples
+	$(BIN)/ruff format --check -q src tests benchmarks scripts examples
 	$(BIN)/mypy
 
 format: $(READY)  ## rewrite the sources as `check` wants them
-	$(BIN)/ruff check --fix src tests benchmarks scripts
-	$(BIN)/ruff format src tests benchmarks scripts
+	$(BIN)/ruff check --fix src tests benchmarks scripts examples
+	$(BIN)/ruff format src tests benchmarks scripts examples
 
 bench: $(READY)  ## the speed figures of docs/performance.md
 	$(BIN)/python benchmarks/steps.py

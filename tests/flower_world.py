@@ -18,12 +18,12 @@ SIZES = [30, 50, 20, 70, 40]
 class World:
     """Node ids are random; partition ids are 0 to N - 1. `spoil` may change or replace a node's replies."""
 
-    def __init__(self, app, num_clients=NUM_CLIENTS, node_seed=0, node_config=None):
+    def __init__(self, app, num_clients=NUM_CLIENTS, node_seed=0, node_config=None, run_config=None):
         ids = random.Random(node_seed).sample(range(10**6, 10**7), num_clients)
         self.contexts = {
             node: Context(
                 run_id=1, node_id=node, node_config={"partition-id": k, **(node_config or {})}, state=RecordDict(),
-                run_config={},
+                run_config=run_config or {},
             )
             for k, node in enumerate(ids)
         }  # fmt: skip
@@ -99,7 +99,7 @@ def make_app(*mods):
     def evaluate(msg, context):
         model = net()
         model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
-        metrics = MetricRecord({"seen": float(sum(p.sum() for p in model.parameters())), "num-examples": 1})
+        metrics = MetricRecord({"seen": float(sum(p.detach().sum() for p in model.parameters())), "num-examples": 1})
         return Message(RecordDict({"metrics": metrics}), reply_to=msg)
 
     return app

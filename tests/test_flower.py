@@ -6,17 +6,19 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod, message_size_mod
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import strategy as flower
+from flwr.supercore.task_identity import TaskIdentity
 
 import fedbat
 from fedbat import METHODS, FedAvg, FedBAT, Payload, UniformNoise, layout_of, make_method
 from fedbat.errors import ConfigError, MethodError, WireError
 from fedbat.flower import Compressed, begin, fedbat_mod
 from fedbat.flower.client import MEMORY
-from fedbat.flower.records import CONFIG, UPLOAD, packed, tensors_of_record, unpacked
+from fedbat.flower.records import CONFIG, UPLOAD, Orders, packed, tensors_of_record, unpacked
 from fedbat.parts import Signs
 from fedbat.streams import stream
 from tests.flower_world import NUM_CLIENTS, World, make_app, net, run, train_one
@@ -81,6 +83,24 @@ def test_clients_are_sampled_by_partition_whatever_their_node_ids():
     assert sorted(worlds[0].asked[0]) == list(range(NUM_CLIENTS))  # everyone is asked who it is, once
     expected = [sorted(stream(7, "clients", r).choice(NUM_CLIENTS, 3, replace=False).tolist()) for r in range(3)]
     assert [asked for asked in worlds[0].asked[1:] if asked] == expected
+
+
+def test_of_two_nodes_with_one_partition_the_later_to_answer_counts():
+    """A node that restarts without a key gets a new id, and its old one is listed until the SuperLink misses it."""
+    expected, world, asked = run(compressed(), World(make_app())), World(make_app()), []
+    send, client = world.send_and_receive, int(stream(0, "clients", 1).choice(NUM_CLIENTS, 3, replace=False)[0])
+    old = next(node for node in world.contexts if world.partition(node) == client)
+
+    def restarting(messages, *, timeout=None):
+        asked.append([message.metadata.dst_node_id for message in messages])
+        if len(asked) == 2:  # a hello, round 1
+            world.contexts = {old + 1: world.contexts[old]} | world.contexts
+            world.apps[old + 1] = world.apps[old]
+        return send(messages, timeout=timeout)
+
+    world.send_and_receive = restarting
+    assert same(run(compressed(), world).arrays, expected.arrays)
+    assert [old + 1] in asked and not any(old in nodes for nodes in asked[2:])
 
 
 def test_without_a_seed_nobody_is_asked_and_flower_samples():
@@ -218,9 +238,24 @@ def test_a_bad_reply_is_dropped_and_the_round_goes_on(what, caplog):
     found, expected = run(compressed(), bad, num_rounds=1), run(compressed(), silent, num_rounds=1)
     assert same(found.arrays, expected.arrays)  # as if it had not answered
     metrics = found.train_metrics_clientapp[1]
-    assert metrics["fedbat-uploads"] == 2
+    assert metrics["fedbat-uploads"] == 2 and metrics["fedbat-missing"] == (kind is None)
     if kind is not None:
         assert metrics["fedbat-dropped"] == metrics[f"fedbat-dropped-{kind}"] == 1
+
+
+def test_what_the_superlink_says_of_a_dead_node_is_no_reply(caplog):
+    """Its error comes from the SuperLink, which has a number of its own."""
+
+    def gone(reply):
+        TaskIdentity.node_id = SUPERLINK_NODE_ID
+        return [Message(Error(ErrorCode.NODE_UNAVAILABLE, "no heartbeat"), reply_to=questions.pop())]
+
+    chosen = sorted(stream(0, "clients", 0).choice(NUM_CLIENTS, 3, replace=False).tolist())
+    world = World(make_app())
+    questions = [Message(RecordDict(), dst_node_id=SUPERLINK_NODE_ID, message_type="train")]
+    world.spoil[chosen[0]] = gone
+    metrics = run(compressed(), world, num_rounds=1).train_metrics_clientapp[1]
+    assert metrics["fedbat-uploads"] == 2 and metrics["fedbat-dropped"] == 0 and metrics["fedbat-missing"] == 1
 
 
 def test_a_client_that_answers_twice_counts_once():
@@ -282,10 +317,16 @@ def test_a_nodes_memory_outlives_its_restart(tmp_path):
     world = World(make_app(), node_config={"fedbat-memory": str(tmp_path / "memory")})
     strategy = compressed(method, checkpoint=tmp_path / "server")
     run(strategy, world, num_rounds=2)
-    for context in world.contexts.values():  # all nodes restart: Context.state is gone
-        context.state = RecordDict()
+    for context in world.contexts.values():  # all nodes restart: Context.state is gone; and so does the server
+        context.state, context.run_id = RecordDict(), 2
     rest = run(compressed(method, checkpoint=tmp_path / "server"), world, num_rounds=4)
     assert same(whole.arrays, rest.arrays)
+
+
+def test_a_second_training_in_the_same_run_remembers_nothing_of_the_first():
+    world, method = World(make_app()), make_method("ef-signsgd", {})
+    first, second = (run(compressed(method), world) for _ in range(2))
+    assert same(first.arrays, second.arrays)
 
 
 # What users may get wrong
@@ -368,3 +409,9 @@ def test_the_message_to_a_client_holds_one_array_and_our_settings_leave_it():
     assert CONFIG in message.content.config_records
     with pytest.raises(WireError):
         unpacked(ArrayRecord(net().state_dict()), UPLOAD)
+
+
+def test_a_server_cannot_choose_where_a_node_writes():
+    orders = Orders(0, FedBAT(), {}, 0, "../../elsewhere")
+    with pytest.raises(WireError, match="letters and digits"):
+        Orders.take_from(RecordDict({CONFIG: orders.to_config()}))

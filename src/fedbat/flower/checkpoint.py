@@ -20,13 +20,20 @@ class ServerCheckpoint:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    def name_of(self, new: str) -> str:
+        """The name of the training that is kept here; `new` if it is new."""
+        path = self.folder / "training"
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_text(path, new)
+        return path.read_text()
+
     def exists(self) -> bool:
         """Whether a round has been saved."""
         return (self.folder / "last.json").exists()
 
     def save(self, round_: int, model: Tensors, strategy: Strategy) -> None:
         """Replace the last round's."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         tensors = {f"model/{name}": tensor for name, tensor in model.items()}
         for kind in _STATE:
             carried = getattr(strategy, kind, None) or {}

@@ -122,24 +122,23 @@ class _ClientRound:
         if upload.memory:
             memory = {name: tensor.cpu() for name, tensor in upload.memory.items()}
             self.context.state[MEMORY] = record_of_tensors(memory)
+            self.context.state[CONFIG] = ConfigRecord({"training": self.orders.training})
             if (path := self._memory_file()) is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 save_tensors(path, memory)
         return upload.to_bytes()
 
     def _remembered(self) -> Tensors:
-        if MEMORY in self.context.state.array_records:
-            return tensors_of_record(self.context.state.array_records[MEMORY])
+        state = self.context.state
+        if CONFIG in state and state.config_records[CONFIG]["training"] == self.orders.training:
+            return tensors_of_record(state.array_records[MEMORY])
         path = self._memory_file()
         return load_tensors(path) if path is not None and path.exists() else {}
 
     def _memory_file(self) -> Path | None:
         folder = self.context.node_config.get(MEMORY_FOLDER)
-        return (
-            None
-            if folder is None
-            else Path(str(folder)) / f"run-{self.context.run_id}-client-{self.client}.safetensors"
-        )
+        name = f"{self.orders.training}-client-{self.client}.safetensors"
+        return None if folder is None else Path(str(folder)) / name
 
 
 _ROUND: ContextVar[_ClientRound | None] = ContextVar("fedbat round", default=None)

@@ -16,10 +16,10 @@ class Nodes:
     def meet(self, grid: Grid, hello: RecordDict, wanted: int, timeout: float) -> dict[int, int]:
         """Node id by partition id, of the nodes connected now; those not known yet are asked.
 
-        One that did not answer is asked again only while fewer than `wanted` are known: it may be dead, and asking it in
-        every round would cost the timeout in every round.
+        One that did not answer is asked again only while fewer than `wanted` are known: it may be dead, and asking it
+        in every round would cost the timeout in every round.
         """
-        connected = list(grid.get_node_ids())
+        connected = set(grid.get_node_ids())
         strangers = [node for node in connected if node not in self.clients]
         if sum(node in self.clients for node in connected) >= wanted:
             strangers = [node for node in strangers if node not in self._silent]
@@ -31,5 +31,5 @@ class Nodes:
                 self._silent.discard(reply.metadata.src_node_id)
                 if isinstance(partition, int) and partition >= 0:
                     self.clients[reply.metadata.src_node_id] = partition
-        # Of two nodes with one partition the later to connect counts: the other is its former self.
-        return {self.clients[node]: node for node in connected if node in self.clients}
+        # Of two nodes with one partition the later to answer counts: the other is its former self.
+        return {client: node for node, client in self.clients.items() if node in connected}

@@ -72,6 +72,7 @@ class Orders:
     method: Method
     roles: Mapping[str, Role]
     seed: int | None  # of the sign decisions; None: each client draws its own
+    training: str  # a name of this one, the same before and after a restart of the server
     hello: bool = False  # nothing is to be trained, the server only asks who is there
 
     def to_config(self) -> ConfigRecord:
@@ -85,6 +86,7 @@ class Orders:
                 "settings": json.dumps(settings),
                 "roles": json.dumps(dict(self.roles)),
                 "seed": -1 if self.seed is None else self.seed,
+                "training": self.training,
                 "hello": self.hello,
             }
         )
@@ -95,11 +97,14 @@ class Orders:
         if CONFIG not in content.config_records:
             return None
         config = cast(ConfigRecord, content.pop(CONFIG))
-        seed = cast(int, config["seed"])
+        seed, training = cast(int, config["seed"]), cast(str, config["training"])
+        if not training.isalnum():  # it becomes the name of a file on the node
+            raise WireError(f"the training is named {training!r}, expected letters and digits; was it sent by fedbat?")
         return cls(
             round=cast(int, config["round"]),
             method=make_method(cast(str, config["method"]), json.loads(cast(str, config["settings"]))),
             roles=json.loads(cast(str, config["roles"])),
             seed=None if seed < 0 else seed,
+            training=training,
             hello=cast(bool, config["hello"]),
         )

@@ -11,6 +11,7 @@ from dataclasses import replace
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, cast
+from uuid import uuid4
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
@@ -84,6 +85,8 @@ class Compressed(Strategy):
         self._rounds_before = 0  # of the run that this one goes on with
         self._nodes = Nodes()
         self._w: Tensors = {}
+        self._training = uuid4().hex  # names what clients remember on their disks
+        self._asked: list[int] = []
         self._downlink = 0
 
     def start(
@@ -97,6 +100,8 @@ class Compressed(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """As every Flower strategy; goes on after the last round of the checkpoint, if there is one."""
+        if self._checkpoint is not None:
+            self._training = self._checkpoint.name_of(self._training)
         if self._checkpoint is not None and self._checkpoint.exists():
             self._rounds_before, arrays = self._checkpoint.load(self.strategy)
             initial_arrays = record_of_tensors(arrays)
@@ -129,7 +134,7 @@ class Compressed(Strategy):
         if not drafts:
             return []
         chosen = [draft.metadata.dst_node_id for draft in drafts]
-        orders = Orders(round_ - 1, self.method, self.roles, self.seed)
+        orders = Orders(round_ - 1, self.method, self.roles, self.seed, self._training)
         if self.seed is not None:
             hello = replace(orders, hello=True).to_config()
             known = self._nodes.meet(grid, RecordDict({CONFIG: hello}), len(chosen), self.timeout)
@@ -138,7 +143,7 @@ class Compressed(Strategy):
                 places = stream(self.seed, "clients", round_ - 1).choice(len(ids), num, replace=False)
                 chosen = [known[ids[place]] for place in sorted(places)]
         data = model_to_bytes(self._w)
-        self._downlink = len(data) * len(chosen)
+        self._asked, self._downlink = chosen, len(data) * len(chosen)
         content = RecordDict(dict(drafts[0].content.items()))
         for key in content.array_records:
             content[key] = packed(MODEL, data)
@@ -157,7 +162,12 @@ class Compressed(Strategy):
         )  # fmt: skip
         for drop in dropped:
             log(WARNING, "fedbat: round %s drops the reply of node %s: %s", round_, drop.node, drop.reason)
-        traffic = self._traffic(uploads, dropped)
+        heard = {upload.reply.metadata.src_node_id for upload in uploads} | {drop.node for drop in dropped}
+        missing = [node for node in self._asked if node not in heard]
+        for node in missing:
+            client = self._nodes.clients.get(node, "of unknown number")
+            log(WARNING, "fedbat: round %s goes on without node %s, client %s: no reply", round_, node, client)
+        traffic = self._traffic(uploads, dropped) | {"fedbat-missing": len(missing)}
         if not uploads:
             log(WARNING, "fedbat: round %s has no upload to add; the model stays as it is", round_)
             return None, MetricRecord(traffic)
@@ -182,7 +192,7 @@ class Compressed(Strategy):
             content = RecordDict(dict(messages[0].content.items()))
             for key in content.array_records:
                 content[key] = packed(MODEL, model_to_bytes(tensors_of_record(arrays)))
-            content[CONFIG] = Orders(round_ - 1, self.method, self.roles, self.seed).to_config()
+            content[CONFIG] = Orders(round_ - 1, self.method, self.roles, self.seed, self._training).to_config()
             for message in messages:
                 message.content = content
         return messages

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from flwr.app import Message
+from flwr.common.constant import SUPERLINK_NODE_ID
 
 from fedbat.errors import WireError
 from fedbat.flower.records import CONFIG, UPLOAD, unpacked
@@ -52,6 +53,8 @@ def read_replies(
     dropped: list[Dropped] = []
     for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
         node = reply.metadata.src_node_id
+        if node == SUPERLINK_NODE_ID:  # says that a node is gone; which one, it does not say
+            continue
         if reply.has_error():
             dropped.append(Dropped(node, "failed", f"the client failed: {reply.error.reason}"))
             continue

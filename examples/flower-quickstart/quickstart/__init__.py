@@ -1,0 +1,1 @@
+"""The FedBAT paper's CNN on Flower, one bit per weight."""
