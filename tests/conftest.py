@@ -3,7 +3,7 @@ import os
 import pytest
 import torch
 
-os.environ.setdefault("FEDBAT_ENGINE", "sequential")  # commands in tests need no worker processes; test_engines has them
+os.environ.setdefault("FEDBAT_ENGINE", "sequential")  # test_engines has the workers
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 
