@@ -48,7 +48,9 @@ def main() -> None:
             noise = UniformNoise(seed, "noise")
 
             def encode(method=method, noise=noise):
-                parts, _ = method.encode(w, Local(update, method.learnables(w)), {}, noise)
+                local = Local(update, method.learnables(w))
+                local.fixed = method.prepare(w, local)
+                parts, _ = method.encode(w, local, {}, noise)
                 return Payload(layout, parts, {}).to_bytes()
 
             raw, encoding = clock(encode)

@@ -6,6 +6,7 @@ code under test.
 """
 
 import json
+import math
 import struct
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 
 from fedbat.layout import Entry, Layout
 from fedbat.parts import Dense, Levels, Part, Signs, Sparse
+from fedbat.seeded_parts import MaskedNoise, RotatedLevels, RotatedSigns
 from fedbat.wire import Payload
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
@@ -95,6 +97,19 @@ def messages() -> list[tuple[str, int, list[tuple[Any, ...]]]]:
                 ("count", "int64", [], [12]),
             ],
         ),
+        (
+            "seeded",
+            5,
+            [
+                *((f"s{d}", "float32", [1, d], rotated_signs(d, 1 / d, d * 2**56 + 1)) for d in (1, 2, 7, 64, 70)),
+                *((f"l{b}", "float32", [3, 9], rotated_levels(27, b, 0.1 * b, 2**64 - b)) for b in (2, 3, 4)),
+                ("binary", "float32", [3, 7], masked_noise(21, 0.01, 0, signed=False)),
+                ("signed", "float32", [5, 5], masked_noise(25, 0.005, 2**63, signed=True)),
+                ("no-signs", "float32", [0, 3], rotated_signs(0, 1.0, 1)),
+                ("no-levels", "float32", [3, 0], rotated_levels(0, 2, 0.0, 2)),
+                ("no-mask", "float32", [0, 0], masked_noise(0, 1.0, 3, signed=False)),
+            ],
+        ),
     ]
 
 
@@ -122,6 +137,65 @@ def levels(count: int, width: int, scale: float) -> dict[str, Any]:
 def sparse(count: int, positions: list[int], kept: list[float]) -> dict[str, Any]:
     values = dict(zip(positions, map(_float32, kept), strict=True))
     return {"kind": "sparse", "positions": positions, "values": [values.get(i, 0.0) for i in range(count)]}
+
+
+def rotated_signs(count: int, scale: float, seed: int) -> dict[str, Any]:
+    bits, scale = [int(i * i % 7 in (1, 2)) for i in range(count)], _float32(scale)
+    values = [_float32(x * scale) for x in _rotate_back([2.0 * bit - 1 for bit in bits], seed)]
+    return {"kind": "rotated-signs", "scale": scale, "seed": seed, "bits": bits, "values": values}
+
+
+def rotated_levels(count: int, width: int, scale: float, seed: int) -> dict[str, Any]:
+    codes, scale = [5 * i % 2**width for i in range(count)], _float32(scale)
+    levels = [-x for x in reversed(LLOYD_MAX[width])] + LLOYD_MAX[width]
+    values = [_float32(x * scale) for x in _rotate_back([_float32(levels[code]) for code in codes], seed)]
+    return {"kind": "rotated-levels", "width": width, "scale": scale, "seed": seed, "codes": codes, "values": values}
+
+
+def masked_noise(count: int, half_width: float, seed: int, signed: bool) -> dict[str, Any]:
+    bits, half_width = [int(i * i % 7 in (1, 2)) for i in range(count)], _float32(half_width)
+    quarters = [_word(seed, i // 4) >> 16 * (i % 4) & 0xFFFF for i in range(count)]
+    noise = [_float32(((q ^ 0x8000) - 0x8000 + 0.5) * 2**-15 * half_width) for q in quarters]
+    values = [n if bit else -n if signed else 0.0 for n, bit in zip(noise, bits, strict=True)]
+    content = {"kind": "masked-noise", "half_width": half_width, "seed": seed, "signed": signed}
+    return content | {"bits": bits, "values": values}
+
+
+LLOYD_MAX = {  # docs/wire-format.md
+    2: [0.452780038, 1.51041758],
+    3: [0.24509418, 0.756005287, 1.34390926, 2.15194559],
+    4: [0.128395036, 0.388048291, 0.656759143, 0.942340434, 1.25623119, 1.6180464, 2.06901717, 2.73258948],
+}
+
+
+def _rotate_back(y: list[float], seed: int) -> list[float]:
+    n = 1 << len(y).bit_length() >> 1
+    x, c = list(y), _float32(n**-0.5) if n else 0.0
+    for start, first_word in ((len(x) - n, -(-n // 64)), (0, 0)):
+        for j, z in enumerate(_hadamard(x[start : start + n])):
+            positive = _word(seed, first_word + j // 64) >> j % 64 & 1
+            x[start + j] = _float32(z * c) if positive else -_float32(z * c)
+    if n == len(x):
+        return x
+    columns = math.isqrt(len(x))
+    rows = len(x) // columns
+    dealt = [j * columns + i for i in range(columns) for j in range(rows)]
+    return [x[place] for place in sorted(range(len(dealt)), key=dealt.__getitem__)] + x[len(dealt) :]
+
+
+def _hadamard(z: list[float]) -> list[float]:
+    if len(z) <= 1:
+        return z
+    low, high = _hadamard(z[: len(z) // 2]), _hadamard(z[len(z) // 2 :])
+    pairs = list(zip(low, high, strict=True))
+    return [_float32(a + b) for a, b in pairs] + [_float32(a - b) for a, b in pairs]
+
+
+def _word(seed: int, i: int) -> int:
+    z = (seed + (i + 1) * 0x9E3779B97F4A7C15) % 2**64
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+    return z ^ z >> 31
 
 
 def _assemble(context: int, tensors: list[tuple[Any, ...]]) -> tuple[Payload, dict[str, Any]]:
@@ -157,8 +231,21 @@ def _part(kind: str, values: list[float], **more: Any) -> Part:
         return Signs.of(x > 0, torch.tensor(more["step"]))
     if kind == "levels":
         return Levels.of(torch.tensor(more["levels"]), torch.tensor(more["scale"]), more["width"])
+    if "seed" in more:
+        return _seeded_part(kind, **more)
     positions = torch.tensor(more["positions"], dtype=torch.int64)
     return Sparse(positions, x[positions], len(values))
+
+
+def _seeded_part(kind: str, seed: int, **more: Any) -> Part:
+    signed_seed = torch.tensor(seed - 2**64 if seed >= 2**63 else seed)
+    if kind == "rotated-levels":
+        codes = torch.tensor(more["codes"], dtype=torch.uint8)
+        return RotatedLevels.of(codes, torch.tensor(more["scale"]), signed_seed, more["width"])
+    bits = torch.tensor(more["bits"], dtype=torch.bool)
+    if kind == "rotated-signs":
+        return RotatedSigns.of(bits, torch.tensor(more["scale"]), signed_seed)
+    return MaskedNoise.of(bits, torch.tensor(more["half_width"]), signed_seed, more["signed"])
 
 
 def _float32(x: float) -> float:

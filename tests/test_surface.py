@@ -12,9 +12,10 @@ SOURCE = Path(fedbat.__file__).parent
 # Each module may import from the layers before its own, never from later ones.
 LAYERS = [
     {"errors", "provenance", "streams"},
-    {"binarize", "packing", "layout", "settings", "storage"},
-    {"parts"},
+    {"binarize", "packing", "layout", "seeds", "settings", "storage"},
+    {"parts", "rotation"},
     {"channels"},
+    {"seeded_parts"},
     {"wire", "method"},
     {"downlink"},
     {"methods"},

@@ -24,10 +24,12 @@ from fedbat.layout import Entry, Layout, layout_of, tensors_of
 from fedbat.methods import make_method
 from fedbat.models import build_model
 from fedbat.parts import Dense, Levels, Signs, Sparse
+from fedbat.seeded_parts import MaskedNoise, RotatedLevels, RotatedSigns
 from fedbat.server import Aggregator
 from fedbat.wire import HEADER_BYTES, Payload, dense_upload_bytes
 from tests.reference import decode as reference
 from tests.test_parts import parts_of_size
+from tests.test_rivals import seeded_parts_of_size
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden"
@@ -77,7 +79,19 @@ def part_from(kind, values, **more):
         return Signs.of(x > 0, torch.tensor(more["step"]))
     if kind == "levels":
         return Levels.of(torch.tensor(more["levels"]), torch.tensor(more["scale"]), more["width"])
+    if "seed" in more:
+        return seeded_part_from(kind, **more)
     return Sparse(positions := torch.tensor(more["positions"], dtype=torch.int64), x[positions], len(values))
+
+
+def seeded_part_from(kind, seed, **more):
+    seed = torch.from_numpy(np.array(seed, np.uint64).view(np.int64))
+    if kind == "rotated-levels":
+        return RotatedLevels.of(torch.tensor(more["codes"]), torch.tensor(more["scale"]), seed, more["width"])
+    bits = torch.tensor(more["bits"], dtype=torch.bool)
+    if kind == "rotated-signs":
+        return RotatedSigns.of(bits, torch.tensor(more["scale"]), seed)
+    return MaskedNoise.of(bits, torch.tensor(more["half_width"]), seed, more["signed"])
 
 
 def payload_from(vector):
@@ -98,7 +112,9 @@ def golden(name):
 def test_golden_vectors_cover_every_kind_and_dtype():
     assert {f"{name}.bin" for name in VECTORS} == {path.name for path in GOLDEN.glob("*.bin")}
     parts = [part for vector in VECTORS.values() for part in vector["parts"].values()]
-    assert {part["kind"] for part in parts} == {"dense", "signs", "levels", "sparse"}
+    seeded = {"rotated-signs", "rotated-levels", "masked-noise"}
+    assert {part["kind"] for part in parts} == {"dense", "signs", "levels", "sparse"} | seeded
+    assert {part["width"] for part in parts if part["kind"] == "rotated-levels"} == {2, 3, 4}
     assert {part["width"] for part in parts if part["kind"] == "levels"} == set(range(2, 9))
     assert {len(part["values"]) % 8 for part in parts if part["kind"] == "signs"} == set(range(8))
     assert any(part["kind"] == "sparse" and part["values"] and not part["positions"] for part in parts)
@@ -187,7 +203,7 @@ def layouts(draw):
 @st.composite
 def payloads(draw):
     layout = draw(layouts())
-    parts = {e.name: draw(parts_of_size(e.numel)) for e in layout.compressed}
+    parts = {e.name: draw(parts_of_size(e.numel) | seeded_parts_of_size(e.numel)) for e in layout.compressed}
     rest = {e.name: draw(rest_tensors(e)) for e in layout.rest}
     return Payload(layout, parts, rest, draw(st.integers(0, 2**64 - 1)))
 
@@ -429,7 +445,8 @@ HEADER = {
     "layout hash": (seal(patched(12, bytes(8))), "layout 0000000000000000.*same model and the same roles"),
     "kind 5": (seal(patched(40, b"\5")), r"conv.weight: part of kind 5, this release knows \[0, 1, 2, 3, 4"),
     "kind 4, no channels": (seal(patched(40, b"\4\2\0\0\0\0\0\0")), "conv.weight: 0 channels of 2 bits for 9"),
-    "kind 16 (a seed)": (seal(patched(40, b"\x10")), "conv.weight: part of kind 16"),
+    "kind 16, no seed": (seal(patched(40, b"\x10")[:BODY] + bytes(7)), "conv.weight: a seed needs 8 bytes, only 7"),
+    "kind 19 (a seed)": (seal(patched(40, b"\x13")), "conv.weight: part of kind 19"),
     "kind 255": (seal(patched(40, b"\xff")), "part of kind 255"),
     "reserved 2": (seal(patched(42, b"\1")), "conv.weight: reserved bytes hold 0x1, expected 0"),
     "reserved 3": (seal(patched(43, b"\x80")), "reserved bytes hold 0x8000"),
@@ -600,6 +617,15 @@ HOSTILE = {
     "signs, nothing there": (1, 0, f32_word(1.0), b""),
     "signs, a long tail": (1, 0, f32_word(1.0), FULL + bytes(20 * NUMEL)),
     "dense, nothing there": (0, 0, 0, b""),
+    "rotated signs, no seed": (16, 0, f32_word(1.0), b""),
+    "rotated signs, a seed alone": (16, 0, f32_word(1.0), bytes(8)),
+    "rotated signs, a long tail": (16, 0, f32_word(1.0), bytes(8) + FULL + bytes(20 * NUMEL)),
+    "rotated signs, scale 2^64": (16, 0, f32_word(2.0**64), bytes(8) + FULL + TAIL),
+    "rotated levels of 1 bit": (17, 1, f32_word(1.0), bytes(8) + FULL + TAIL),
+    "rotated levels of 5 bits": (17, 5, f32_word(1.0), bytes(8 + 5 * NUMEL // 8) + TAIL),
+    "rotated levels, nothing there": (17, 4, f32_word(1.0), bytes(8)),
+    "mask of type 2": (18, 2, f32_word(1.0), bytes(8) + FULL + TAIL),
+    "mask, nothing there": (18, 1, f32_word(1.0), bytes(8)),
     "dense, nan": (0, 0, 0, b"\xff" * (4 * NUMEL) + TAIL),
 }
 
@@ -616,8 +642,8 @@ def test_hostile_messages_make_the_receiver_allocate_next_to_nothing(case):
 HUGE = Layout([entry("w", [2**20, 2**20]), entry("b", [2**40], "dense")])
 
 
-@pytest.mark.parametrize("kind", [0, 1, 2, 3])
-@pytest.mark.parametrize("parameter", [0, 8, 31])
+@pytest.mark.parametrize("kind", [0, 1, 2, 3, 16, 17, 18])
+@pytest.mark.parametrize("parameter", [0, 1, 3, 8, 31])
 @pytest.mark.parametrize("word", [0, 1, f32_word(1.0), 2**32 - 1])
 def test_a_short_message_for_a_model_too_large_for_this_machine(kind, parameter, word):
     """The layout allows a terabyte, the message holds 64 bytes: nothing is allocated before the bytes are there."""
@@ -633,6 +659,9 @@ VALID = {  # message, and multiples of the dense size that decoding it may take
     "signs": (1, 0, f32_word(1.0), FULL, 1 / 32),
     "levels of 2 bits": (2, 2, f32_word(1.0), bytes(NUMEL // 4), 1 / 4),
     "levels of 8 bits": (2, 8, f32_word(1.0), bytes(NUMEL), 1 / 4),
+    "rotated signs": (16, 0, f32_word(1.0), bytes(8) + FULL, 1 / 32),
+    "rotated levels of 4 bits": (17, 4, f32_word(1.0), bytes(8 + NUMEL // 2), 1 / 4),
+    "masked noise": (18, 1, f32_word(1.0), bytes(8) + FULL, 1 / 32),
     "3 % kept": (3, 5, 30_000, sparse_body(30_000, 5, b"\xff" * 3750), 0.5),
     "all kept": (3, 0, NUMEL, sparse_body(NUMEL, 0, FULL), 8),  # int64 positions, while they are summed up
     "all kept, width 31": (3, 31, NUMEL, sparse_body(NUMEL, 31, FULL), 8),

@@ -7,7 +7,7 @@ tensors in, tensors out; noise is an argument; a method holds its hyper-paramete
 Methods see only the tensors that are compressed: no method file mentions BatchNorm, engines, devices or files.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -43,6 +43,7 @@ class Local:
     learned: Tensors = field(default_factory=dict)  # trained beside m by the same optimizer (FedBAT: alpha_e)
     fixed: Tensors = field(default_factory=dict)  # carried along, not trained (FedBAT: alpha')
     last: Forward | None = None  # what was kept of the last forward pass that was trained on
+    step: Step | None = None  # where training is; None where steps are recorded once and replayed (the cuda engine)
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,9 @@ class Method:
 
     noisy_forward: ClassVar[bool] = False
     """`forward` uses noise."""
+
+    needs_step: ClassVar[bool] = False
+    """`forward` asks for `local.step`: the cuda engine cannot train it."""
 
     @property
     def sends_weights(self) -> bool:
@@ -82,7 +86,7 @@ class Method:
         with torch.enable_grad():
             update = {name: m.detach().requires_grad_() for name, m in local.update.items()}
             learned = {name: value.detach().requires_grad_() for name, value in local.learned.items()}
-            weights = self.forward(w, Local(update, learned, local.fixed, local.last), u).weights
+            weights = self.forward(w, replace(local, update=update, learned=learned), u).weights
             found = torch.autograd.grad(
                 [weights[name] for name in grad],
                 [*(update[name] for name in grad), *learned.values()],

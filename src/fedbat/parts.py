@@ -136,7 +136,7 @@ class Dense(Part):
 
     @classmethod
     def parse(cls, record: Record, numel: int, reader: Reader) -> Self:
-        _expect_unused("dense", parameter=record.parameter, word=record.word)
+        expect_unused("dense", parameter=record.parameter, word=record.word)
         return cls(reader.take_floats(numel, "a dense tensor"))
 
 
@@ -183,16 +183,16 @@ class Signs(Part):
 
     def record(self) -> Record:
         """The word is the step size."""
-        return Record(self.KIND, 0, _float_bits(self.scale))
+        return Record(self.KIND, 0, float_bits(self.scale))
 
     def body(self) -> bytes:
         return self.packed.cpu().numpy().tobytes()
 
     @classmethod
     def parse(cls, record: Record, numel: int, reader: Reader) -> Self:
-        _expect_unused("signs", parameter=record.parameter)
+        expect_unused("signs", parameter=record.parameter)
         packed = reader.take_bits(numel, "a tensor of signs").copy()
-        return cls(torch.from_numpy(packed), _scale(record.word), numel)
+        return cls(torch.from_numpy(packed), scale_of(record.word), numel)
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,7 +234,7 @@ class Levels(Part):
 
     def record(self) -> Record:
         """The parameter is the width, the word the scale."""
-        return Record(self.KIND, self.width, _float_bits(self.scale))
+        return Record(self.KIND, self.width, float_bits(self.scale))
 
     def body(self) -> bytes:
         return packing.pack_codes(self.codes.cpu().numpy(), self.width).tobytes()
@@ -249,7 +249,7 @@ class Levels(Part):
         codes = packing.unpack_codes(packed, numel, width)
         if numel and codes.max() > 2 * num_steps(width):
             raise WireError(f"level code {codes.max()}, expected at most {2 * num_steps(width)}; the upload is damaged")
-        return cls(torch.from_numpy(codes), _scale(record.word), width)
+        return cls(torch.from_numpy(codes), scale_of(record.word), width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,7 +316,7 @@ class Sparse(Part):
 
 
 KINDS: dict[int, type[Part]] = {kind.KIND: kind for kind in (Dense, Signs, Levels, Sparse)}
-"""Kinds 0 to 15 as above; 16 to 31 are kept for kinds whose body begins with a 64-bit seed."""
+"""Kinds 0 to 15; those from 16 on carry a seed (fedbat/seeded_parts.py)."""
 
 
 @cache
@@ -332,18 +332,21 @@ def num_steps(width: int) -> int:
     return (1 << (width - 1)) - 1
 
 
-def _float_bits(value: Tensor) -> int:
+def float_bits(value: Tensor) -> int:
+    """A float32 as the record's word."""
     return int.from_bytes(struct.pack("<f", float(value)), "little")
 
 
-def _scale(word: int) -> Tensor:
+def scale_of(word: int) -> Tensor:
+    """The step size or scale in the record's word."""
     (value,) = struct.unpack("<f", struct.pack("<I", word))
     if not math.isfinite(value) or math.copysign(1.0, value) < 0:
         raise WireError(f"step size {value}, expected a finite number >= 0; the sender's training diverged")
     return torch.tensor(value, dtype=torch.float32, device="cpu")
 
 
-def _expect_unused(kind: str, **fields: int) -> None:
+def expect_unused(kind: str, **fields: int) -> None:
+    """Fields of a record that say nothing are zero."""
     for name, value in fields.items():
         if value:
             raise WireError(f"{name} of a {kind} tensor is {value}, expected 0; the upload is damaged")

@@ -116,7 +116,85 @@ def sparse(r: int, word: bytes, d: int, stream: "Stream") -> list[float]:
     return values
 
 
-DECODERS = {0: dense, 1: signs, 2: levels, 3: sparse}
+def rotated_signs(parameter: int, word: bytes, d: int, stream: "Stream") -> list[float]:
+    need(parameter == 0, "parameter of rotated signs")
+    scale = rotated_scale(word)
+    seed = u64(stream.take(8))
+    return [fl(x * scale) for x in rotate_back([1.0 if bit else -1.0 for bit in stream.bits(d)], seed)]
+
+
+def rotated_levels(b: int, word: bytes, d: int, stream: "Stream") -> list[float]:
+    need(b in POSITIVE_LEVELS, "width of rotated levels")
+    scale = rotated_scale(word)
+    seed = u64(stream.take(8))
+    table = [-level for level in POSITIVE_LEVELS[b][::-1]] + POSITIVE_LEVELS[b]
+    return [fl(x * scale) for x in rotate_back([table[code] for code in stream.codes(d, b)], seed)]
+
+
+def masked_noise(parameter: int, word: bytes, d: int, stream: "Stream") -> list[float]:
+    need(parameter <= 1, "parameter of masked noise")
+    a = positive(word)
+    seed = u64(stream.take(8))
+    values = []
+    for i, bit in enumerate(stream.bits(d)):
+        k = struct.unpack("<4h", struct.pack("<Q", random_word(seed, i // 4)))[i % 4]
+        noise = fl((k + 0.5) / 2**15 * a)
+        values.append(noise if bit else -noise if parameter else 0.0)
+    return values
+
+
+POSITIVE_LEVELS = {
+    2: [0.452780038, 1.51041758],
+    3: [0.24509418, 0.756005287, 1.34390926, 2.15194559],
+    4: [0.128395036, 0.388048291, 0.656759143, 0.942340434, 1.25623119, 1.6180464, 2.06901717, 2.73258948],
+}
+
+
+def rotate_back(y: list[float], seed: int) -> list[float]:
+    d, n = len(y), 1
+    if d == 0:
+        return y
+    while 2 * n <= d:
+        n *= 2
+    c, z = fl(n**-0.5), [fl(value) for value in y]
+    for start, w in ((d - n, math.ceil(n / 64)), (0, 0)):
+        h = 1
+        while h < n:
+            for j in range(n):
+                if not j & h:
+                    a, b = z[start + j], z[start + j + h]
+                    z[start + j], z[start + j + h] = fl(a + b), fl(a - b)
+            h *= 2
+        for j in range(n):
+            bit = random_word(seed, w + j // 64) >> (j % 64) & 1
+            z[start + j] = fl(z[start + j] * c) * (1 if bit else -1)
+    collected = list(z)
+    if d > n:
+        columns = math.isqrt(d)
+        rows = d // columns
+        for i in range(columns):
+            for j in range(rows):
+                collected[j * columns + i] = z[i * rows + j]
+    return collected
+
+
+def random_word(seed: int, i: int) -> int:
+    modulus = 2**64
+    z = (seed + (i + 1) * 0x9E3779B97F4A7C15) % modulus
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % modulus
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % modulus
+    return z ^ (z >> 31)
+
+
+def rotated_scale(word: bytes) -> float:
+    scale = positive(word)
+    need(scale < 2**64, "scale of rotated signs or levels")
+    return scale
+
+
+DECODERS = {
+    0: dense, 1: signs, 2: levels, 3: sparse, 16: rotated_signs, 17: rotated_levels, 18: masked_noise,
+}  # fmt: skip
 
 
 def plain(tensor: Tensor, stream: "Stream") -> list:

@@ -5,9 +5,12 @@ from collections.abc import Mapping
 from fedbat.errors import ConfigError
 from fedbat.method import Method
 from fedbat.methods.bifl import BiFL, BiFLFull
+from fedbat.methods.drive import DRIVE
+from fedbat.methods.eden import EDEN
 from fedbat.methods.ef_signsgd import EFSignSGD
 from fedbat.methods.fedavg import FedAvg
 from fedbat.methods.fedbat import FedBAT
+from fedbat.methods.fedmrn import FedMRN
 from fedbat.methods.fedpaq import FedPAQ
 from fedbat.methods.noisy_signsgd import NoisySignSGD
 from fedbat.methods.signsgd import SignSGD
@@ -18,9 +21,12 @@ from fedbat.settings import parse_settings
 METHODS: dict[str, type[Method]] = {
     "bifl": BiFL,
     "bifl-full": BiFLFull,
+    "drive": DRIVE,
+    "eden": EDEN,
     "ef-signsgd": EFSignSGD,
     "fedavg": FedAvg,
     "fedbat": FedBAT,
+    "fedmrn": FedMRN,
     "fedpaq": FedPAQ,
     "noisy-signsgd": NoisySignSGD,
     "signsgd": SignSGD,
