@@ -30,6 +30,7 @@ class World:
         self.apps = dict.fromkeys(ids, app)
         self.spoil = {}  # partition id -> function(reply) -> list of replies
         self.asked = []  # partition ids of each send_and_receive
+        self.timeouts = set()
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
 
     def partition(self, node):
@@ -40,6 +41,7 @@ class World:
 
     def send_and_receive(self, messages, *, timeout=None):
         messages, replies = list(messages), []
+        self.timeouts.add(timeout)
         self.asked.append([self.partition(m.metadata.dst_node_id) for m in messages])
         for message in messages:
             node = message.metadata.dst_node_id

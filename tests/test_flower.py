@@ -415,3 +415,9 @@ def test_a_server_cannot_choose_where_a_node_writes():
     orders = Orders(0, FedBAT(), {}, 0, "../../elsewhere")
     with pytest.raises(WireError, match="letters and digits"):
         Orders.take_from(RecordDict({CONFIG: orders.to_config()}))
+
+
+def test_a_round_waits_as_long_as_it_is_told_to():
+    world = World(make_app())
+    run(compressed(timeout=12.5), world, num_rounds=1)
+    assert world.timeouts == {12.5}  # for who is there, for training and for evaluation
