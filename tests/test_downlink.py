@@ -11,18 +11,7 @@ from safetensors.torch import load_file
 from fedbat import Payload, layout_of
 from fedbat.channels import WIDTHS, Channels, unit_levels
 from fedbat.checkpoint import Checkpoint
-from fedbat.downlink import (
-    DOWNLINKS,
-    FOLLOW,
-    FULL,
-    HASH_BYTES,
-    Public,
-    broadcast,
-    follow,
-    publish,
-    reached,
-    whole_bytes,
-)  # fmt: skip
+from fedbat.downlink import DOWNLINKS, FOLLOW, FULL, Public, broadcast, follow, whole_bytes
 from fedbat.engine import SequentialEngine
 from fedbat.errors import ConfigError, WireError
 from fedbat.experiment import Experiment, prepare
@@ -88,10 +77,10 @@ def some_model():
     return layout, {name: x.clone() for name, x in tensors_of(model, layout).items()}
 
 
-@pytest.mark.parametrize("down", DOWNLINKS[:-1])
+@pytest.mark.parametrize("down", [name for name in DOWNLINKS if name != FOLLOW])
 def test_what_clients_receive_is_what_the_bytes_say(down):
     layout, w = some_model()
-    sent = publish(down, layout, w, None, 3)
+    sent = DOWNLINKS[down].publish(layout, w, None, 3)
     assert all(torch.equal(sent.w[entry.name], w[entry.name]) for entry in layout.rest)
     assert [(k, x.dtype, x.shape) for k, x in sent.w.items()] == [(k, x.dtype, x.shape) for k, x in w.items()]
     bits = 8 * sent.num_bytes / sum(entry.numel for entry in layout)
@@ -136,16 +125,16 @@ def moved(w, rng):
 
 def test_whoever_hears_all_broadcasts_holds_the_public_model_bit_for_bit(rng):
     layout, w = some_model()
-    public = publish(FOLLOW, layout, w, None, 0)
+    public = DOWNLINKS[FOLLOW].publish(layout, w, None, 0)
     client = {name: x.clone() for name, x in w.items()}
     for version in range(1, 6):
         w = moved(w, rng)
         raw = broadcast(layout, w, public.w, version)
-        public = publish(FOLLOW, layout, w, public, version)
+        public = DOWNLINKS[FOLLOW].publish(layout, w, public, version)
         client = follow(client, Payload.from_bytes(raw, layout, context=version))
         assert all(torch.equal(client[name], public.w[name]) for name in client)
         assert all(torch.equal(public.w[entry.name], w[entry.name]) for entry in layout.rest)
-        assert public.num_bytes == len(raw) + HASH_BYTES
+        assert public.num_bytes == len(raw)
     # one bit a weight, and the rest (4 channels of statistics each) as it is
     assert 8 * public.num_bytes < sum(e.numel for e in layout.compressed) * 1.2
 
@@ -153,24 +142,24 @@ def test_whoever_hears_all_broadcasts_holds_the_public_model_bit_for_bit(rng):
 def test_what_a_broadcast_misses_is_sent_later(rng):
     """Once the true model stands still, the public one closes in on it."""
     layout, w = some_model()
-    public = publish(FOLLOW, layout, w, None, 0)
+    public = DOWNLINKS[FOLLOW].publish(layout, w, None, 0)
     w = moved(w, rng)
     gaps = []
     for version in range(1, 40):
-        public = publish(FOLLOW, layout, w, public, version)
+        public = DOWNLINKS[FOLLOW].publish(layout, w, public, version)
         gaps.append(max(float((w[e.name] - public.w[e.name]).abs().mean()) for e in layout.compressed))
     assert gaps[-1] < 0.05 * gaps[0]
 
 
 def test_a_follower_gets_what_it_missed_or_the_whole_model():
     layout, w = some_model()
-    rest, whole = sum(entry.nbytes for entry in layout.rest), whole_bytes(layout) + HASH_BYTES
+    rest, whole = sum(entry.nbytes for entry in layout.rest), whole_bytes(layout)
     public = Public(w, num_bytes=rest + 1000, versions={1: 7, 2: 10, 3: 6})
-    cost = {client: reached(FOLLOW, layout, public, [client], 10)[0] for client in (1, 2, 3, 4)}
+    cost = {client: DOWNLINKS[FOLLOW].reach(layout, public, [client], 10)[0] for client in (1, 2, 3, 4)}
     assert cost == {1: rest + 3000, 2: 0, 3: rest + 4000, 4: whole}
     far = Public(w, num_bytes=rest + 1000, versions={1: -(10**6)})
-    assert reached(FOLLOW, layout, far, [1], 10)[0] == whole
-    assert reached(FOLLOW, layout, public, [1, 4], 10)[1].versions == {1: 10, 2: 10, 3: 6, 4: 10}
+    assert DOWNLINKS[FOLLOW].reach(layout, far, [1], 10)[0] == whole
+    assert DOWNLINKS[FOLLOW].reach(layout, public, [1, 4], 10)[1].versions == {1: 10, 2: 10, 3: 6, 4: 10}
 
 
 def test_a_run_that_follows_learns_and_sends_less_each_way():

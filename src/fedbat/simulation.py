@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from fedbat.downlink import Public, publish, reached
+from fedbat.downlink import DOWNLINKS, Public
 from fedbat.engine.base import ClientResult, Engine, Evaluation, Lost
 from fedbat.errors import MethodError, WireError
 from fedbat.experiment import Federation
@@ -73,14 +73,15 @@ def rounds(
     """
     experiment, layout = federation.experiment, federation.layout
     assert experiment.rounds is not None
-    public = state.public or publish(experiment.down, layout, state.w, None, first)
+    downlink = DOWNLINKS[experiment.down]
+    public = state.public or downlink.publish(layout, state.w, None, first)
     for index in range(first, experiment.rounds):
         start = time.perf_counter()
         clients, lost, uplink_bytes = federation.sampled(index), dict[int, str](), 0
         results: list[ClientResult] = []
         aggregator = Aggregator(federation.method, layout, state.w)
         memories = state.memories.begin()
-        downlink_bytes, public = reached(experiment.down, layout, public, clients, index)
+        downlink_bytes, public = downlink.reach(layout, public, clients, index)
         for result in engine.train(public.w, index, clients, state.memories):
             if isinstance(result, Lost):
                 lost[result.client] = result.reason
@@ -96,7 +97,7 @@ def rounds(
         if not results:
             raise MethodError(f"round {index + 1}: no client finished; {'; '.join(lost.values())}")
         w = aggregator.result()
-        public = publish(experiment.down, layout, w, public, index + 1)
+        public = downlink.publish(layout, w, public, index + 1)
         followed = public if public.versions else None
         state = State(w, memories, averaged(state.average, w, experiment.average), followed)
         accuracy, loss = engine.evaluate(w)
