@@ -14,7 +14,7 @@ from flwr.serverapp import strategy as flower
 from flwr.supercore.task_identity import TaskIdentity
 
 import fedbat
-from fedbat import METHODS, FedAvg, FedBAT, Payload, UniformNoise, layout_of, make_method
+from fedbat import METHODS, FedBAT, Payload, UniformNoise, layout_of, make_method
 from fedbat.errors import ConfigError, MethodError, WireError
 from fedbat.flower import Compressed, begin, fedbat_mod
 from fedbat.flower.client import MEMORY
@@ -79,7 +79,7 @@ def test_clients_are_sampled_by_partition_whatever_their_node_ids():
     worlds = [World(make_app(), node_seed=seed) for seed in (1, 2)]
     first, second = (run(compressed(seed=7), world) for world in worlds)
     assert same(first.arrays, second.arrays)
-    assert worlds[0].asked == worlds[1].asked or sorted(worlds[0].asked[0]) == list(range(NUM_CLIENTS))
+    assert worlds[0].asked[1:] == worlds[1].asked[1:]
     assert sorted(worlds[0].asked[0]) == list(range(NUM_CLIENTS))  # everyone is asked who it is, once
     expected = [sorted(stream(7, "clients", r).choice(NUM_CLIENTS, 3, replace=False).tolist()) for r in range(3)]
     assert [asked for asked in worlds[0].asked[1:] if asked] == expected
@@ -112,10 +112,9 @@ def test_without_a_seed_nobody_is_asked_and_flower_samples():
 def test_metrics_have_the_bytes_of_each_direction():
     world = World(make_app())
     metrics = run(compressed(), world).train_metrics_clientapp[2]
-    layout = layout_of(net())
-    sizes = {type(m): sum(e.nbytes for e in layout) for m in (FedAvg(),)}
+    whole = 3 * sum(entry.nbytes for entry in layout_of(net()))
     assert metrics["fedbat-uploads"] == 3 and metrics["fedbat-dropped"] == 0
-    assert metrics["fedbat-uplink-bytes"] < 3 * sizes[FedAvg] < metrics["fedbat-downlink-bytes"]
+    assert metrics["fedbat-uplink-bytes"] < whole < metrics["fedbat-downlink-bytes"]
     assert metrics["train_loss"] > 0 and "num-examples" not in metrics
 
 

@@ -11,8 +11,8 @@ SOURCE = Path(fedbat.__file__).parent
 
 # Each module may import from the layers before its own, never from later ones.
 LAYERS = [
-    {"errors", "provenance", "streams"},
-    {"binarize", "packing", "layout", "seeds", "settings", "storage"},
+    {"errors", "packing", "provenance", "streams"},
+    {"binarize", "layout", "seeds", "settings", "storage"},
     {"parts", "rotation"},
     {"channels"},
     {"seeded_parts"},

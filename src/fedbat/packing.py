@@ -42,7 +42,7 @@ def _bit_numbers(device: torch.device) -> Tensor:
 
 
 @cache
-def _signs_of_byte() -> npt.NDArray[np.float32]:
+def signs_of_byte() -> npt.NDArray[np.float32]:
     """[256, 8]: the eight signs -1.0 / +1.0 that each byte stands for."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     return bits.astype(np.float32) * 2 - 1
@@ -57,7 +57,7 @@ def add_signs(total: Tensor, packed: Tensor, scale: float) -> None:
     if total.device.type != "cpu":
         total.add_(unpack_signs(packed, total.numel()).to(total.dtype).mul_(2).sub_(1), alpha=scale)
         return
-    table = _signs_of_byte() * np.float32(scale)
+    table = signs_of_byte() * np.float32(scale)
     sums, bytes_ = total.numpy(), packed.numpy()
     whole, block = total.numel() // 8, 1 << 16
     scratch = np.empty((min(block, max(whole, 1)), 8), np.float32)

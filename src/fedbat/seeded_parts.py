@@ -38,6 +38,24 @@ class Seeded(Part):
     def _rest_of_body(self) -> bytes: ...
 
 
+class OneBit(Seeded):
+    """One bit a value, one float32 and a seed."""
+
+    packed: Tensor  # uint8 [ceil(count / 8)]
+    count: int
+
+    @property
+    def numel(self) -> int:
+        return self.count
+
+    @property
+    def nbits(self) -> int:
+        return self.count + 32 + 64
+
+    def _rest_of_body(self) -> bytes:
+        return self.packed.cpu().numpy().tobytes()
+
+
 class Rotated(Seeded):
     """scale * R^T levels: R is the seed's rotation."""
 
@@ -56,10 +74,10 @@ class Rotated(Seeded):
 
 
 @dataclass(frozen=True, eq=False)
-class RotatedSigns(Rotated):
-    """Levels +1 and -1: one bit a value, one float32 and a seed."""
+class RotatedSigns(OneBit, Rotated):
+    """Levels +1 and -1."""
 
-    packed: Tensor  # uint8 [ceil(count / 8)]
+    packed: Tensor
     scale: Tensor
     seed: Tensor
     count: int
@@ -70,23 +88,12 @@ class RotatedSigns(Rotated):
         """Pack a boolean tensor."""
         return cls(packing.pack_signs(positive), scale.detach().to(torch.float32), seed, positive.numel())
 
-    @property
-    def numel(self) -> int:
-        return self.count
-
-    @property
-    def nbits(self) -> int:
-        return self.count + 32 + 64
-
     def levels(self) -> Tensor:
         return packing.unpack_signs(self.packed, self.count).to(torch.float32).mul_(2).sub_(1)
 
     def record(self) -> Record:
         """The word is the scale."""
         return Record(self.KIND, 0, float_bits(self.scale))
-
-    def _rest_of_body(self) -> bytes:
-        return self.packed.cpu().numpy().tobytes()
 
     @classmethod
     def parse(cls, record: Record, numel: int, reader: Reader) -> Self:
@@ -141,10 +148,10 @@ class RotatedLevels(Rotated):
 
 
 @dataclass(frozen=True, eq=False)
-class MaskedNoise(Seeded):
+class MaskedNoise(OneBit):
     """Uniform noise within +-half_width, made from the seed, times a mask of {0, 1} or, `signed`, of {-1, +1}."""
 
-    packed: Tensor  # uint8 [ceil(count / 8)]
+    packed: Tensor
     half_width: Tensor  # float32 []
     seed: Tensor
     count: int
@@ -158,14 +165,6 @@ class MaskedNoise(Seeded):
         return cls(packing.pack_signs(mask), half_width, seed, mask.numel(), signed)
 
     @property
-    def numel(self) -> int:
-        return self.count
-
-    @property
-    def nbits(self) -> int:
-        return self.count + 32 + 64
-
-    @property
     def step(self) -> Tensor | None:
         return self.half_width
 
@@ -177,9 +176,6 @@ class MaskedNoise(Seeded):
     def record(self) -> Record:
         """The parameter is 1 for signed masks, the word the half-width."""
         return Record(self.KIND, int(self.signed), float_bits(self.half_width))
-
-    def _rest_of_body(self) -> bytes:
-        return self.packed.cpu().numpy().tobytes()
 
     @classmethod
     def parse(cls, record: Record, numel: int, reader: Reader) -> Self:

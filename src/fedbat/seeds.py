@@ -10,6 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from fedbat import packing
 from fedbat.streams import Noise, Tensors
 
 
@@ -60,6 +61,4 @@ def _shifted(z: Tensor, by: int) -> Tensor:
 
 @cache
 def _signs_of_byte(device: torch.device) -> Tensor:
-    """[256, 8]: the signs that each byte stands for."""
-    bits = torch.arange(256, device="cpu")[:, None] >> torch.arange(8, device="cpu") & 1
-    return (2 * bits - 1).to(device, torch.float32)
+    return torch.from_numpy(packing.signs_of_byte()).to(device)
