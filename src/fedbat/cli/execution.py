@@ -23,10 +23,10 @@ from fedbat.wire import dense_upload_bytes
 class Means(NamedTuple):
     """With what a run is computed and followed, as the user asked for it; none of it belongs to the experiment."""
 
-    engine: str
-    device: str | None
-    precision: str
-    memory_budget: float | None  # bytes
+    engine: str = "auto"
+    device: str | None = None
+    precision: str = "fp32"
+    memory_budget: float | None = None  # bytes
     tensorboard: Path | None = None  # a folder there for each run
 
 

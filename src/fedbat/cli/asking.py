@@ -1,0 +1,66 @@
+"""Commands that take a whole Experiment: its options stand here once, with the defaults of the dataclass."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from fedbat.cli import options
+from fedbat.cli.execution import Means
+from fedbat.engine import check_engine
+from fedbat.experiment import Experiment
+
+_EXPERIMENT = {
+    "dataset": options.Dataset,
+    "partition": options.Partition,
+    "clients": options.Clients,
+    "per_round": options.PerRound,
+    "rounds": options.Rounds,
+    "epochs": options.Epochs,
+    "batch_size": options.BatchSize,
+    "lr": options.LearningRate,
+    "model": options.Model,
+    "beta": options.Beta,
+    "labels": options.Labels,
+    "samples": options.Samples,
+    "down": options.Down,
+    "average": options.Average,
+    "seed": options.Seed,
+    "partition_seed": options.PartitionSeed,
+}
+_MEANS = {
+    "engine": options.EngineName,
+    "device": options.Device,
+    "precision": options.PrecisionName,
+    "memory_budget": options.MemoryBudget,
+    "tensorboard": options.TensorBoardFolder,
+}
+
+
+def asks_for_experiment(command: Callable[..., None]) -> Callable[..., None]:
+    """Let the options of an experiment stand for the command's `base`, and those of how to run it for its `means`."""
+
+    @wraps(command)
+    def asked(**given: Any) -> None:
+        base = Experiment(**{name: given.pop(name) for name in _EXPERIMENT})
+        means = {name: given.pop(name) for name in _MEANS}
+        means["memory_budget"] = options.num_bytes(means["memory_budget"])
+        check_engine(means["engine"], means["device"], means["precision"])
+        command(base=base, means=Means(**means), **given)
+
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        instead = {"base": (_EXPERIMENT, _defaults()), "means": (_MEANS, Means._field_defaults)}.get(parameter.name)
+        hints, defaults = instead or ({parameter.name: parameter.annotation}, {parameter.name: parameter.default})
+        parameters += [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=hint)
+            for name, hint in hints.items()
+        ]
+    asked.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    asked.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return asked
+
+
+def _defaults() -> dict[str, Any]:
+    return {field.name: field.default for field in dataclasses.fields(Experiment)}
