@@ -35,7 +35,10 @@ from fedbat.parts import Dense, Levels, Signs, Sparse
 from fedbat.simulation import initial_state, rounds
 
 MAX_FLIPPED, MAX_DENSE, MAX_RATIO = 1e-3, 1e-4, 1.05
-ENGINE_FILES = ("cuda.py", "fused.py", "kernels.py", "outbox.py", "sequential.py", "slot.py")
+ENGINE_FILES = (
+    "buffers.py", "cuda.py", "fused.py", "kernels.py", "norm_kernels.py", "norms.py", "outbox.py", "sequential.py",
+    "slot.py",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -111,6 +114,8 @@ def compare_uploads(method: str, dataset: str, model: str | None, epochs: int) -
             apart.append(float(((one.unpack() - other.unpack()) * both).abs().max()))
         elif isinstance(one, Dense):
             apart.append(float((one.values - other.values).abs().max()))
+        else:
+            flipped += int((~torch.isclose(one.unpack(), other.unpack(), rtol=1e-4)).sum())
     apart += [float((a.rest[name] - b.rest[name]).abs().max()) for name in a.rest]
     share, far = flipped / total, max(apart)
     return {

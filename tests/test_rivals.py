@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedbat import ConfigError, begin, make_method
+from fedbat import begin, make_method
 from fedbat.binarize import straight_through
 from fedbat.errors import WireError
-from fedbat.method import Forward, Local, Method, Step
+from fedbat.method import Forward, Local, Method
 from fedbat.methods.drive import DRIVE
 from fedbat.methods.eden import EDEN
 from fedbat.methods.fedmrn import FedMRN
@@ -162,9 +162,9 @@ def test_every_layer_client_and_round_has_its_own_rotation(rng):
 # FedMRN
 
 
-def fedmrn_world(method, step, m, seed=0):
+def fedmrn_world(method, progress, m, seed=0):
     """What the model computes with minus w, the noise n and the uniform numbers."""
-    w, local = {"x": torch.zeros_like(m)}, Local({"x": m}, step=step)
+    w, local = {"x": torch.zeros_like(m)}, Local({"x": m}, progress=torch.tensor(progress))
     u = UniformNoise(seed, "test")(w)
     seen = method.forward(w, local, u)
     return seen.weights["x"], seen.kept["x"], u["x"]
@@ -173,7 +173,7 @@ def fedmrn_world(method, step, m, seed=0):
 @pytest.mark.parametrize(("mask", "half_width"), [("binary", 0.01), ("signed", 0.005)])
 def test_noise_is_uniform_and_bounded_away_from_zero(mask, half_width):
     d = 1 << 18
-    _, n, _ = fedmrn_world(FedMRN(mask), Step(0, 1), torch.zeros(d))
+    _, n, _ = fedmrn_world(FedMRN(mask), 0.0, torch.zeros(d))
     assert n.abs().min() >= 1e-8 and n.abs().max() <= half_width
     variance = half_width**2 / 3
     assert abs(float((n**2).mean()) - variance) < 5 * half_width**2 * math.sqrt(4 / 45 / d)
@@ -186,7 +186,7 @@ def test_masks_come_in_with_probability_s_over_tau(mask, index):
     d, lowest = 1 << 18, {"binary": 0.0, "signed": -1.0}[mask]
     method, share = FedMRN(mask), min(index / 10, 1.0)
     m = 0.004 * torch.randn(d, generator=torch.Generator().manual_seed(1))
-    seen, n, _ = fedmrn_world(method, Step(index, 10), m)
+    seen, n, _ = fedmrn_world(method, index / 10, m)
     ratio = (m / n).clamp(lowest, 1)
     inside = (ratio > lowest + 0.05) & (ratio < 0.95)  # where a mask can be told from what it stands for
     extreme = torch.isclose(seen / n, torch.tensor(lowest)) | torch.isclose(seen / n, torch.tensor(1.0))
@@ -239,7 +239,7 @@ def test_gradients_pass_straight_through(mask, rng):
             return Forward(weights, seen.kept, seen.shared)
 
     w = {k: torch.randn(6, 7, generator=rng) for k in "ab"}
-    local = Local({k: 0.01 * torch.randn(6, 7, generator=rng) for k in "ab"}, step=Step(3, 6))
+    local = Local({k: 0.01 * torch.randn(6, 7, generator=rng) for k in "ab"}, progress=torch.tensor(0.5))
     u, grad = ({k: torch.rand(6, 7, generator=rng) for k in "ab"} for _ in range(2))
     fast, learned = FedMRN(mask).pull_back(w, local, u, Forward({}), grad)
     slow, _ = Method.pull_back(Slow(mask), w, local, u, Forward({}), grad)
@@ -252,15 +252,11 @@ def test_noises_of_clients_and_layers_are_independent():
     noises = []
     for client in range(3):
         u = UniformNoise(0, "noise", 0, client)(w)
-        noises += method.forward(w, Local(dict(w), step=Step(0, 5)), u).kept.values()
+        noises += method.forward(w, Local(dict(w), progress=torch.tensor(0.0)), u).kept.values()
     stacked = torch.stack(noises) / 0.01
     correlation = 3 * stacked @ stacked.T / d
     assert (correlation - torch.eye(6)).abs().max() < 5 / math.sqrt(d)
 
-
-def test_fedmrn_needs_to_know_the_step():
-    with pytest.raises(ConfigError, match="use the cpu or sequential"):
-        FedMRN().forward({}, Local({}), {})
 
 
 def test_fedmrn_sends_one_bit_a_weight(rng):

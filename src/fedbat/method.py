@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fedbat.parts import Dense, Part
@@ -43,7 +43,7 @@ class Local:
     learned: Tensors = field(default_factory=dict)  # trained beside m by the same optimizer (FedBAT: alpha_e)
     fixed: Tensors = field(default_factory=dict)  # carried along, not trained (FedBAT: alpha')
     last: Forward | None = None  # what was kept of the last forward pass that was trained on
-    step: Step | None = None  # where training is; None where steps are recorded once and replayed (the cuda engine)
+    progress: Tensor | None = None  # share of the steps that lie behind, s / tau; set before an altered forward pass
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Method:
     noisy_forward: ClassVar[bool] = False
     """`forward` uses noise."""
 
-    needs_step: ClassVar[bool] = False
-    """`forward` asks for `local.step`: the cuda engine cannot train it."""
+    needs_progress: ClassVar[bool] = False
+    """`forward` asks for `local.progress`, and knows the first step by `local.last` being None."""
 
     @property
     def sends_weights(self) -> bool:

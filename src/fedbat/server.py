@@ -17,11 +17,14 @@ class Aggregator:
         self.method, self.layout, self.w = method, layout, w
         self.total_weight = 0.0
         self._sums = {
-            entry.name: w[entry.name].clone()
-            if entry.role == "max"
-            else torch.zeros(entry.numel, dtype=entry.wire_dtype, device=w[entry.name].device)
-            for entry in layout
+            entry.name: torch.zeros(entry.numel, dtype=entry.wire_dtype, device=w[entry.name].device)
+            for entry in layout.compressed
         }
+        for entry in layout.rest:  # small, many, and on the CPU when they arrive: there they are added
+            start = w[entry.name].to("cpu", copy=True)
+            self._sums[entry.name] = (
+                start if entry.role == "max" else start.new_zeros(entry.numel, dtype=entry.wire_dtype)
+            )
 
     def add(self, payload: Payload, weight: float) -> None:
         """Add one upload; p'_k needs the other weights only at the end."""
@@ -30,7 +33,7 @@ class Aggregator:
         for name, part in payload.parts.items():
             part.add_to(self._sums[name], weight)
         for entry in self.layout.rest:
-            value, so_far = payload.rest[entry.name].to(self._sums[entry.name].device), self._sums[entry.name]
+            value, so_far = payload.rest[entry.name], self._sums[entry.name]
             if entry.role == "max":
                 torch.maximum(so_far, value, out=so_far)
             else:
@@ -44,7 +47,10 @@ class Aggregator:
         result = {}
         for entry in self.layout.rest:
             name = entry.name
-            result[name] = self._sums[name] if entry.role == "max" else self.w[name] + self._mean(name)
+            device = self.w[name].device
+            result[name] = (
+                self._sums[name].to(device) if entry.role == "max" else self.w[name] + self._mean(name).to(device)
+            )
         names = [entry.name for entry in self.layout.compressed]
         result |= self.method.aggregate({k: self.w[k] for k in names}, {k: self._mean(k) for k in names})
         return {entry.name: result[entry.name].to(entry.dtype) for entry in self.layout}

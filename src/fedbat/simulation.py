@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from fedbat.downlink import DOWNLINKS, Public
+from fedbat.downlink import DOWNLINKS, FULL, Public
 from fedbat.engine.base import ClientResult, Engine, Evaluation, Lost
 from fedbat.errors import MethodError, WireError
 from fedbat.experiment import Federation
@@ -74,6 +74,8 @@ def rounds(
     experiment, layout = federation.experiment, federation.layout
     assert experiment.rounds is not None
     downlink = DOWNLINKS[experiment.down]
+    if experiment.down == FULL:  # all others look at every weight on the CPU
+        state = state._replace(w=_at(engine.home, state.w), average=_at(engine.home, state.average))
     public = state.public or downlink.publish(layout, state.w, None, first)
     for index in range(first, experiment.rounds):
         start = time.perf_counter()
@@ -129,6 +131,10 @@ def averaged(past: Tensors, w: Tensors, weight: float) -> Tensors:
         name: torch.lerp(x, past[name], weight) if name in past and x.is_floating_point() else x.clone()
         for name, x in w.items()
     }
+
+
+def _at(device: torch.device, tensors: Tensors) -> Tensors:
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def _add(aggregator: Aggregator, result: ClientResult, index: int) -> None:

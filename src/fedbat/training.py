@@ -181,7 +181,10 @@ class LocalTraining:
             return
         if not self._latent:  # from now on w + m needs a place of its own
             self._latent = {name: p.detach().clone() for name, p in self._parameters.items()}
-        self._local.update, self._local.step = self._update(), self.step
+        self._local.update = self._update()
+        if self.method.needs_progress:
+            share = self.step.index / self.step.total
+            self._local.progress = torch.full((), share, device=_device(self._live))
         self._local.fixed = self.method.prepare(self._w, self._local)
         self._u = self._noise(self._w) if self.method.noisy_forward else {}
         self._seen = self.method.forward(self._w, self._local, self._u)

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Protocol
 
+import torch
+
 from fedbat.streams import Tensors
 from fedbat.training import LayerReport
 
@@ -35,6 +37,9 @@ class Evaluation(NamedTuple):
 
 class Engine(Protocol):
     """Trains clients and tests models; owns devices, threads and scratch space, but no federated state."""
+
+    home: torch.device
+    """Where the global model is best kept between rounds."""
 
     def train(
         self, w: Tensors, round_: int, clients: list[int], memories: Mapping[int, Tensors]

@@ -25,6 +25,8 @@ from fedbat.streams import Tensors
 class CpuEngine:
     """Clients side by side, one core each; a client that costs two workers their life is lost to its round."""
 
+    home = torch.device("cpu")
+
     def __init__(self, federation: Federation, workers: Workers | None = None) -> None:
         torch.set_num_threads(1)  # what is left to this process should not take a worker's core
         self.federation, self._owns_workers = federation, workers is None

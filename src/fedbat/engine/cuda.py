@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedbat.engine.base import ClientResult, Evaluation
+from fedbat.engine.buffers import copy_all, record
 from fedbat.engine.fused import Flat, FusedBatches, FusedFedBAT, can_fuse
 from fedbat.engine.memory import keep_freed_memory
-from fedbat.engine.slot import Ending, Kind, Slot, copy_all, record
+from fedbat.engine.slot import Ending, Kind, Slot
 from fedbat.experiment import Federation
 from fedbat.layout import tensors_of
 from fedbat.method import Step
@@ -29,7 +30,7 @@ Precision = Literal["fp32", "tf32", "bf16"]
 
 _TEST_BATCH = 2500
 _MAX_SLOTS = 16  # ten streams fill an H200
-_PRIORITIES = 4  # that torch tells apart
+_PRIORITIES = 3  # of slots; torch tells four apart, and the first is the caller's
 _TURN = 30  # steps of a client that are launched together; launching all of them at once fills the driver's queue
 
 
@@ -42,6 +43,9 @@ class CudaEngine:
         self.federation, self.device, self.precision = federation, torch.device(device), precision
         self.captures = self.device.type == "cuda"
         torch.set_num_threads(1)  # the host only packs and unpacks: waking its other cores takes longer
+        self.home = self.device
+        if self.captures:  # whatever the caller computes on the device goes before training: others wait for it
+            torch.cuda.set_stream(torch.cuda.Stream(self.device, priority=-_PRIORITIES))
         keep_freed_memory()
         data, spec = federation.data, federation.data.spec
         self.x, self.y, x_test, y_test = (
@@ -57,17 +61,17 @@ class CudaEngine:
         self._tensors = tensors_of(self.model, federation.layout)
         self.w = {name: wide(tensor).clone() for name, tensor in self._tensors.items()}  # what the clients received
         self.compressed = {entry.name: self.w[entry.name] for entry in federation.layout.compressed}
-        fuses = self.captures and can_fuse()
-        self.batches = FusedBatches(federation, self.x, self.y, not nchw) if fuses else None
+        self.fuses = self.captures and can_fuse()
+        self.batches = FusedBatches(federation, self.x, self.y, not nchw) if self.fuses else None
         self.flat: Flat | None = None
         floats = all(x.dtype == torch.float32 for x in self.compressed.values())
-        if fuses and self.compressed and floats and FusedFedBAT.suits(federation.method):
+        if self.fuses and self.compressed and floats and FusedFedBAT.suits(federation.method):
             self.flat = Flat(self.compressed)
             self.flat_w, self.compressed = self.flat.zeros()
             self.w |= self.compressed
         self._score = torch.zeros(2, dtype=torch.float64, device=self.device)  # correct, sum of losses
         self._test_graph: torch.cuda.CUDAGraph | None = None
-        self._plans: dict[int, list[Kind]] = {}
+        self._plans: dict[int, list[Kind]] = {}  # by number of samples
         self.warm: set[Kind | Ending] = set()
         # The first go first, so that their uploads are encoded and added while the others are still trained.
         num = min(federation.experiment.per_round, _MAX_SLOTS)
@@ -119,13 +123,17 @@ class CudaEngine:
 
     def plan(self, client: int) -> list[Kind]:
         """The kinds of this client's steps, in order."""
-        if client not in self._plans:
+        samples = len(self.federation.split[client])
+        if samples not in self._plans:
             experiment, method = self.federation.experiment, self.federation.method
-            whole, short = divmod(len(self.federation.split[client]), experiment.batch_size)
+            whole, short = divmod(samples, experiment.batch_size)
             sizes = ([experiment.batch_size] * whole + [short] * (short > 0)) * experiment.epochs
-            total, alters = len(sizes), bool(self.compressed) and method.alters_forward
-            self._plans[client] = [Kind(size, alters and alters(Step(i, total))) for i, size in enumerate(sizes)]
-        return self._plans[client]
+            alters = bool(self.compressed) and method.alters_forward
+            self._plans[samples] = [
+                Kind(size, alters and alters(Step(i, len(sizes))), method.needs_progress and i == 0)
+                for i, size in enumerate(sizes)
+            ]
+        return self._plans[samples]
 
     def new_model(self) -> nn.Module:
         """A copy of the model on the device."""

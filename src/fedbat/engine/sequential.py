@@ -70,6 +70,8 @@ def evaluation_of(scores: Iterable[Score], federation: Federation) -> Evaluation
 class SequentialEngine:
     """Plain SGD with a fresh optimizer every round, as the authors' clients do."""
 
+    home = torch.device("cpu")
+
     def __init__(self, federation: Federation, device: torch.device | str = "cpu") -> None:
         torch.set_num_threads(1)
         keep_freed_memory()

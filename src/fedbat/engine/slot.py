@@ -6,17 +6,18 @@ the *default* generator are the same numbers on every stream: all clients would 
 """
 
 import dataclasses
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from fedbat.data import augment
 from fedbat.engine.base import ClientResult
+from fedbat.engine.buffers import copy_all, descend, halve, record, zeros
 from fedbat.engine.fused import FusedFedBAT
+from fedbat.engine.norms import fuse_norms
 from fedbat.engine.outbox import Outbox
 from fedbat.engine.sequential import draw_epochs
 from fedbat.layout import tensors_of
@@ -35,6 +36,7 @@ class Kind(NamedTuple):
 
     size: int  # of the batch
     altered: bool  # whether the method changes what the model computes with
+    first: bool  # of a client, where the method's forward pass knows
 
 
 class Ending(NamedTuple):
@@ -51,6 +53,8 @@ class Slot:
     def __init__(self, engine: "CudaEngine", priority: int) -> None:
         self.engine, self.method, self.w, device = engine, engine.federation.method, engine.compressed, engine.device
         self.model = engine.new_model().train()
+        if engine.fuses and engine.precision != "fp32":
+            fuse_norms(self.model)
         self.method.instrument(self.model, list(self.w))
         self.live = tensors_of(self.model, engine.federation.layout)
         # In bf16 the layers compute with half-precision copies: cast all at once, not one by one by autocast.
@@ -62,12 +66,13 @@ class Slot:
         if engine.flat is not None and all(name in self.half for name in self.w) == bool(self.half):
             self._fuse()
         elif self.w:  # a dry forward pass shows which buffers the method needs
-            still = _zeros(self.w)
-            self.fixed = _zeros(self.method.prepare(self.w, Local(still, self.learned)))
-            seen = self.method.forward(self.w, Local(still, self.learned, self.fixed), still)
-            self.last = Forward({}, _zeros(seen.kept), _zeros(seen.shared))
+            still = zeros(self.w)
+            self.fixed = zeros(self.method.prepare(self.w, Local(still, self.learned)))
+            local = Local(still, self.learned, self.fixed, progress=torch.zeros((), device=device))
+            seen = self.method.forward(self.w, local, still)
+            self.last = Forward({}, zeros(seen.kept), zeros(seen.shared))
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        self.grads = _zeros({name: self.live[name] for name in self.half})  # in full precision
+        self.grads = zeros({name: self.live[name] for name in self.half})  # in full precision
         longest = engine.federation.experiment.epochs * engine.federation.split.most_samples
         self.order = torch.zeros(longest, dtype=torch.int64, device=device)
         self.crop = torch.zeros(longest, 2, dtype=torch.int64, device=device)
@@ -76,6 +81,7 @@ class Slot:
         self.staged = [torch.empty_like(x, device="cpu", pin_memory=engine.captures) for x in self._drawn()]
         self.at = torch.zeros((), dtype=torch.int64, device=device)  # samples seen so far
         self.loss = torch.zeros((), dtype=torch.float64, device=device)  # sum over the steps so far
+        self.done, self.total = torch.zeros(2, dtype=torch.float64, device=device).unbind()  # steps
         self.noise = _SlotNoise(0, "noise", device=device)
         self.memory: Tensors = {}
         self.stream = torch.cuda.Stream(device, priority=priority) if engine.captures else None
@@ -99,8 +105,9 @@ class Slot:
                     self._capture(kind)
             copy_all(self.live, self.engine.w)
             copy_all(self.learned, self.method.learnables(self.w))
-            for buffer in (*self.fixed.values(), self.at, self.loss):
+            for buffer in (*self.fixed.values(), self.at, self.loss, self.done):
                 buffer.zero_()
+            self.total.fill_(len(self.plan))
             epochs = zip(*draw_epochs(federation, round_, client), strict=True)
             for buffer, staged, pieces in zip(self._drawn(), self.staged, epochs, strict=True):
                 num = sum(map(len, pieces))
@@ -133,7 +140,7 @@ class Slot:
             self.fused.forward(self.noise.generator)
         else:
             if altered:
-                local, u, seen = self._alter()
+                local, u, seen = self._alter(kind.first)
             copy_all(self.half, self.live)
         with engine.autocast():
             loss = F.cross_entropy(self.model(x), y)
@@ -147,13 +154,14 @@ class Slot:
             if altered and self.fused is None:
                 compressed = {name: wide(grads.pop(name)) for name in self.w if name in grads}
                 pulled, learned = self.method.pull_back(self.w, local, u, seen, compressed)
-                _descend(self.latent, pulled, lr)
-                _descend(self.learned, learned, lr)
+                descend(self.latent, pulled, lr)
+                descend(self.learned, learned, lr)
                 copy_all(self.last.kept, seen.kept)
                 copy_all(self.last.shared, seen.shared)
-            _descend(self.live, grads, lr)
+            descend(self.live, grads, lr)
             self.loss.add_(loss)
             self.at.add_(kind.size)
+            self.done.add_(1)
 
     @torch.no_grad()
     def encode(self) -> None:
@@ -211,9 +219,10 @@ class Slot:
         return Outbox(update, self.w if method.sends_weights else {}, parts, memory, rest, self.loss)
 
     @torch.no_grad()
-    def _alter(self) -> tuple[Local, Tensors, Forward]:
+    def _alter(self, first: bool) -> tuple[Local, Tensors, Forward]:
         """Let the model hold what the method wants it to compute with."""
-        local = Local(self._update(self.latent), self.learned, self.fixed, self.last)
+        progress = (self.done / self.total).float()
+        local = Local(self._update(self.latent), self.learned, self.fixed, None if first else self.last, progress)
         self._prepare(local)
         u = self.noise(self.w) if self.method.noisy_forward else {}
         seen = self.method.forward(self.w, local, u)
@@ -293,51 +302,3 @@ class _SlotNoise(UniformNoise):
             self.__init__(seed, "noise", *key)  # type: ignore[misc]
         else:
             self._generator.manual_seed(stream_seed(seed, "noise", *key))
-
-
-def record(
-    work: Callable[[], None], pool: Any = None, generator: torch.Generator | None = None
-) -> torch.cuda.CUDAGraph:
-    """What torch.cuda.graph does, without stopping the other streams to collect garbage."""
-    graph = torch.cuda.CUDAGraph()
-    if generator is not None:
-        graph.register_generator_state(generator)
-    graph.capture_begin(pool, capture_error_mode="thread_local")
-    try:
-        work()
-    finally:
-        graph.capture_end()
-    return graph
-
-
-def halve(model: nn.Module) -> Tensors:
-    """Give every plain convolution and linear layer a bfloat16 weight, to be refreshed from the float32 one."""
-    owners: dict[int, int] = {}
-    for _, parameter in model.named_parameters(remove_duplicate=False):
-        owners[id(parameter)] = owners.get(id(parameter), 0) + 1
-    halves: Tensors = {}
-    for name, module in model.named_modules():
-        # Exactly these, whose weights autocast would cast anyway; a subclass may use its weight in other ways.
-        if type(module) in (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear) and "weight" in module._parameters:
-            weight = module.weight
-            if weight.dtype == torch.float32 and weight.requires_grad and owners[id(weight)] == 1:
-                module.weight = nn.Parameter(weight.detach().to(torch.bfloat16))
-                halves[f"{name}.weight".removeprefix(".")] = module.weight.data
-    return halves
-
-
-def copy_all(to: Tensors, source: Tensors) -> None:
-    """to[name] <- source[name] for every name both have."""
-    names = [name for name in source if name in to]
-    if names:
-        torch._foreach_copy_([to[name] for name in names], [source[name] for name in names])
-
-
-def _descend(x: Tensors, grads: Tensors, lr: float) -> None:
-    """x <- x - lr grad, where there is one."""
-    if grads:
-        torch._foreach_add_([x[name] for name in grads], [g.to(x[name].dtype) for name, g in grads.items()], alpha=-lr)
-
-
-def _zeros(like: Tensors) -> Tensors:
-    return {name: torch.zeros_like(tensor) for name, tensor in like.items()}

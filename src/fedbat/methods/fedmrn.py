@@ -12,7 +12,6 @@ Where we depart from the paper and its code (Leopold1423/fedmrn-mm24):
 - Every layer has a seed of its own, made from the first four numbers of the client's noise, which step 0 does not use.
 - One uniform number decides whether an element is masked and, where it is, which way.
 - The code sends float32 weights; here the mask travels as bits. A layer that has not moved sends noise of width 0.
-- `forward` asks where training is, so the cuda engine, which records one step and replays it, cannot train it.
 """
 
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbat.errors import ConfigError
 from fedbat.method import Forward, Local, Method, Step
 from fedbat.parts import Part
 from fedbat.seeded_parts import MaskedNoise
@@ -41,7 +39,7 @@ class FedMRN(Method):
     half_width: float | None = None  # of the noise; off: the paper's 0.01 for binary masks, 0.005 for signed ones
 
     noisy_forward: ClassVar[bool] = True
-    needs_step: ClassVar[bool] = True
+    needs_progress: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice("mask", self.mask, Mask)
@@ -54,18 +52,17 @@ class FedMRN(Method):
 
     def forward(self, w: Tensors, local: Local, u: Tensors) -> Forward:
         """w + n M with probability s / tau, else w + m as far as masks reach."""
-        if local.step is None:
-            raise ConfigError("fedmrn asks for the step, which the cuda engine cannot tell; use the cpu or sequential")
+        assert local.progress is not None
         if local.last is None:
             seeds = _seeds(u)
             noise = {name: self._noise(seed, m) for (name, m), seed in zip(local.update.items(), seeds, strict=True)}
         else:
             seeds, noise = local.last.shared["seeds"], local.last.kept
-        share = min(local.step.index / local.step.total, 1.0)
+        share = local.progress.clamp(max=1)  # a loop may be longer than announced
         weights = {}
         for name, m in local.update.items():
             ratio = m / noise[name]
-            masked = self._masked(ratio, u[name] / max(share, 1e-9))  # u < share is uniform on (0, share)
+            masked = self._masked(ratio, u[name] / share.clamp(min=1e-9))  # u < share is uniform on (0, share)
             seen = torch.where(u[name] < share, masked, ratio.clamp(self._lowest, 1))
             weights[name] = w[name] + noise[name] * seen
         return Forward(weights, noise, {"seeds": seeds})

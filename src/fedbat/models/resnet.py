@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
+
+from fedbat.models.norm import BatchNormReLU
 
 
 class BasicBlock(nn.Module):
@@ -12,17 +13,18 @@ class BasicBlock(nn.Module):
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, out, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(out)
+        self.bn1 = BatchNormReLU(out)
         self.conv2 = nn.Conv2d(out, out, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(out)
+        self.bn2 = BatchNormReLU(out)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels != out:
             self.shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
 
     def forward(self, x: Tensor) -> Tensor:
         """Residual block of He et al. 2016."""
-        y = torch.relu(self.bn1(self.conv1(x)))
-        return torch.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+        y: Tensor = self.bn1(self.conv1(x))
+        y = self.bn2(self.conv2(y), self.shortcut(x))
+        return y
 
 
 class ResNet10(nn.Module):
@@ -31,14 +33,14 @@ class ResNet10(nn.Module):
     def __init__(self, shape: tuple[int, int, int], num_classes: int, widths: Sequence[int]) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(shape[0], widths[0], 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(widths[0])
+        self.bn1 = BatchNormReLU(widths[0])
         before = (widths[0], *widths)
         self.blocks = nn.Sequential(*(BasicBlock(before[i], out, 1 if i == 0 else 2) for i, out in enumerate(widths)))
         self.linear = nn.Linear(widths[-1], num_classes, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
-        features: Tensor = self.blocks(torch.relu(self.bn1(self.conv1(x))))
+        features: Tensor = self.blocks(self.bn1(self.conv1(x)))
         logits: Tensor = self.linear(features.mean((2, 3)))
         return logits
 

@@ -1,0 +1,58 @@
+"""What slots are made of: tensors that stay where they are, and work recorded on them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedbat.streams import Tensors
+
+
+def record(
+    work: Callable[[], None], pool: Any = None, generator: torch.Generator | None = None
+) -> torch.cuda.CUDAGraph:
+    """What torch.cuda.graph does, without stopping the other streams to collect garbage."""
+    graph = torch.cuda.CUDAGraph()
+    if generator is not None:
+        graph.register_generator_state(generator)
+    graph.capture_begin(pool, capture_error_mode="thread_local")
+    try:
+        work()
+    finally:
+        graph.capture_end()
+    return graph
+
+
+def halve(model: nn.Module) -> Tensors:
+    """Give every plain convolution and linear layer a bfloat16 weight, to be refreshed from the float32 one."""
+    owners: dict[int, int] = {}
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    halves: Tensors = {}
+    for name, module in model.named_modules():
+        # Exactly these, whose weights autocast would cast anyway; a subclass may use its weight in other ways.
+        if type(module) in (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear) and "weight" in module._parameters:
+            weight = module.weight
+            if weight.dtype == torch.float32 and weight.requires_grad and owners[id(weight)] == 1:
+                module.weight = nn.Parameter(weight.detach().to(torch.bfloat16))
+                halves[f"{name}.weight".removeprefix(".")] = module.weight.data
+    return halves
+
+
+def copy_all(to: Tensors, source: Tensors) -> None:
+    """to[name] <- source[name] for every name both have."""
+    names = [name for name in source if name in to]
+    if names:
+        torch._foreach_copy_([to[name] for name in names], [source[name] for name in names])
+
+
+def descend(x: Tensors, grads: Tensors, lr: float) -> None:
+    """x <- x - lr grad, where there is one."""
+    if grads:
+        torch._foreach_add_([x[name] for name in grads], [g.to(x[name].dtype) for name, g in grads.items()], alpha=-lr)
+
+
+def zeros(like: Tensors) -> Tensors:
+    """The same shapes and strides."""
+    return {name: torch.zeros_like(tensor) for name, tensor in like.items()}

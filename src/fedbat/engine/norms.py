@@ -1,0 +1,119 @@
+"""BatchNorm, with ReLU and shortcut where a module says so, as few fused kernels.
+
+Native BatchNorm, ReLU and their gradients pass over the activations thirteen times, these eight. They round otherwise
+than the native ones, so the engine takes them only where the arithmetic is not the sequential engine's anyway.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from fedbat.models.norm import BatchNormReLU
+
+_CHANNELS = 64  # of a tile, at most
+_TILE = 4096  # values of a tile
+_PROGRAMS = 64  # that share the sums over one activation; ten clients at a time fill the card
+
+
+def fuse_norms(model: nn.Module) -> None:
+    """Let every BatchNorm2d and BatchNormReLU of a model in training compute with fused kernels."""
+    for module in model.modules():
+        # Exactly these: a subclass may mean something else.
+        if type(module) in (nn.BatchNorm2d, BatchNormReLU) and module.affine and module.track_running_stats:
+            norm = cast(nn.BatchNorm2d, module)
+            if norm.momentum is not None:  # None would mean a plain average over all batches
+                norm.forward = partial(_forward, norm)  # type: ignore[method-assign]
+
+
+def _forward(module: nn.BatchNorm2d, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
+    inputs = [x] if shortcut is None else [x, shortcut]
+    fits = all(t.is_contiguous(memory_format=torch.channels_last) and t.dtype == x.dtype for t in inputs)
+    if not module.training or not fits or x.numel() >= 1 << 31:
+        result: Tensor = type(module).forward(module, *inputs)
+        return result
+    fused: Tensor = _Norm.apply(x, shortcut, module.weight, module.bias, module)  # type: ignore[no-untyped-call]
+    return fused
+
+
+class _Plan(NamedTuple):
+    """How the rows (M) and channels (C) of an activation are shared among programs."""
+
+    M: int
+    C: int
+    channels: int
+    rows: int
+    parts: int  # of the rows, each summed by one program
+    tiles: int  # of a part
+
+    @classmethod
+    def of(cls, x: Tensor) -> "_Plan":
+        M, C = x.numel() // x.shape[1], x.shape[1]
+        channels = min(_CHANNELS, _power(C))
+        rows = _TILE // channels
+        across = -(-C // channels)
+        tiles = -(-M // (rows * max(1, min(_PROGRAMS // across, -(-M // rows)))))
+        return cls(M, C, channels, rows, -(-M // (rows * tiles)), tiles)
+
+    @property
+    def over_channels(self) -> tuple[int]:
+        return (-(-self.C // self.channels),)
+
+    @property
+    def over_parts(self) -> tuple[int, int]:
+        return self.parts, *self.over_channels
+
+    @property
+    def over_tiles(self) -> tuple[int, int]:
+        return -(-self.M // self.rows), *self.over_channels
+
+    def partial(self, x: Tensor) -> Tensor:
+        """Two sums for each part and channel."""
+        return torch.empty(2, self.parts, self.C, device=x.device)
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shortcut: Tensor | None, weight: Tensor, bias: Tensor, module: Any) -> Tensor:
+        from fedbat.engine import norm_kernels as kernels
+
+        plan, adds, relu = _Plan.of(x), shortcut is not None, type(module) is BatchNormReLU
+        M, C, channels, rows, parts, tiles = plan
+        sums, saved, y = plan.partial(x), torch.empty(4, C, device=x.device), torch.empty_like(x)
+        kernels.moments[plan.over_parts](x, sums, M, C, parts, TILES=tiles, ROWS=rows, CHANNELS=channels)
+        kernels.settle_moments[plan.over_channels](
+            x, sums, weight, bias, module.running_mean, module.running_var, module.num_batches_tracked, saved,
+            M, C, parts, module.eps, module.momentum, MOST=_power(parts), CHANNELS=channels,
+        )  # fmt: skip
+        kernels.normalize[plan.over_tiles](
+            x, shortcut if adds else x, saved, y, M, C, ADDS=adds, RELU=relu, ROWS=rows, CHANNELS=channels
+        )
+        ctx.save_for_backward(x, y if adds and relu else x, saved)
+        ctx.kind = {"ADDS": adds, "RELU": relu, "ROWS": rows, "CHANNELS": channels}
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        from fedbat.engine import norm_kernels as kernels
+
+        x, y, saved = ctx.saved_tensors
+        grad = grads[0].contiguous(memory_format=torch.channels_last)
+        plan = _Plan.of(x)
+        M, C, channels, _, parts, tiles = plan
+        sums, x_grad = plan.partial(x), torch.empty_like(x)
+        shortcut_grad = torch.empty_like(x) if ctx.kind["ADDS"] else None
+        (weight_grad, bias_grad), factors = torch.empty(2, C, device=x.device), torch.empty(2, C, device=x.device)
+        kernels.slopes[plan.over_parts](x, grad, y, saved, sums, M, C, parts, TILES=tiles, **ctx.kind)
+        kernels.settle_slopes[plan.over_channels](
+            sums, saved, weight_grad, bias_grad, factors, M, C, parts, MOST=_power(parts), CHANNELS=channels
+        )
+        kernels.pull_back[plan.over_tiles](
+            x, grad, y, saved, factors, x_grad, x_grad if shortcut_grad is None else shortcut_grad, M, C, **ctx.kind
+        )
+        return x_grad, shortcut_grad, weight_grad, bias_grad, None
+
+
+def _power(number: int) -> int:
+    """The next power of two."""
+    return 1 << (number - 1).bit_length()
