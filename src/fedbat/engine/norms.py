@@ -14,7 +14,7 @@ from fedbat.models.norm import BatchNormReLU
 
 _CHANNELS = 64  # of a tile, at most
 _TILE = 4096  # values of a tile
-_PROGRAMS = 64  # that share the sums over one activation; ten clients at a time fill the card
+_PROGRAMS = 128  # that share the sums over one activation; ten clients at a time fill the card
 
 
 def fuse_norms(model: nn.Module) -> None:
