@@ -43,6 +43,14 @@ def test_initial_weights_depend_on_the_seed_alone():
     assert abs(weights.std().item() - 0.01) < 5 * 0.01 / math.sqrt(2 * len(weights))
 
 
+def test_own_start_of_the_papers_models_is_pytorchs():
+    """Kaiming's uniform law with a = sqrt(5): within 1 / sqrt(fan-in), and filling it."""
+    convolution = build_model("cnn", (1, 28, 28), 10, seed=5, init="own")[12].weight
+    bound = 1 / math.sqrt(9 * 128)
+    assert convolution.abs().max() <= bound and convolution.abs().max() > 0.99 * bound
+    assert abs(convolution.std().item() - bound / math.sqrt(3)) < 5 * bound / math.sqrt(3 * convolution.numel())
+
+
 def tiny(shape, num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), num_classes))
 

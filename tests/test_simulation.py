@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedbat import METHODS, ConfigError, DataError, WireError
+from fedbat import METHODS, ConfigError, DataError, Payload, WireError
 from fedbat.engine.sequential import SequentialEngine
 from fedbat.experiment import Experiment, prepare
 from fedbat.records import RunRecord
@@ -136,6 +136,31 @@ def test_fedavg_with_one_client_is_plain_training():
         torch.testing.assert_close(state.w[name], parameter.detach(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("weights", "size"), [("samples", 1), ("batches", 50)])
+def test_clients_weigh_by_samples_or_batches(weights, size):
+    """The model is the first one plus the mean of what was sent, each client counted ceil(samples / size) times."""
+    federation, engine, (found,), state = run(sample("fedavg", weights=weights, rounds=1))
+    counts = [math.ceil(len(federation.split[client]) / size) for client in found.clients]
+    assert len(set(counts)) > 1
+    uploads = [Payload.from_bytes(upload, federation.layout) for upload in engine.uploads]
+    for name, start in initial_state(federation).w.items():
+        sent = [upload.parts[name].unpack() if name in upload.parts else upload.rest[name] for upload in uploads]
+        if start.is_floating_point():
+            mean = sum(n * x.double() for n, x in zip(counts, sent, strict=True)).view(start.shape) / sum(counts)
+            torch.testing.assert_close(state.w[name].double(), start + mean, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_starts_as_asked_and_by_default_as_the_authors_or_as_it_says():
+    def start(**changes):
+        federation = prepare(sample("fedavg", **changes))
+        return federation.experiment.init, next(federation.model.parameters())
+
+    (own, first), (kept, second) = start(), start(init="own")
+    assert own == kept == "own" and torch.equal(first, second)
+    assert start(model="cnn")[0] == start(init="normal")[0] == "normal"
+    assert not torch.equal(start(init="normal")[1], first)
+
+
 def test_record_is_complete_and_true(tmp_path):
     federation = prepare(sample("fedbat"))
     record = RunRecord(tmp_path / "run", federation)
@@ -217,6 +242,8 @@ def test_diverged_training_is_said_with_round_and_client():
         ({"beta": 0.0}, ConfigError, "beta"),
         ({"partition": "virtual", "samples": 10}, ConfigError, "10 samples for each virtual client"),
         ({"model": "nope"}, ConfigError, "unknown model 'nope'"),
+        ({"weights": "x"}, ConfigError, "--weights is 'x'; choose from samples, batches"),
+        ({"init": "x"}, ConfigError, "--init is 'x'; choose from normal, own"),
     ],
 )
 def test_impossible_experiments_say_got_expected_fix(changes, error, message):

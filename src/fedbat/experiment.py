@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,19 @@ from fedbat.errors import ConfigError
 from fedbat.layout import Layout, layout_of
 from fedbat.method import Method
 from fedbat.methods import make_method
-from fedbat.models import build_model
+from fedbat.models import INITS, build_model, default_init
 from fedbat.streams import stream, stream_seed
+
+
+def num_batches(num_samples: int, batch_size: int) -> int:
+    """In one pass; the last, short one counts."""
+    return -(-num_samples // batch_size)
+
+
+WEIGHTS: dict[str, Callable[[int, int], int]] = {  # of a client, from its samples and the batch size
+    "samples": lambda num_samples, batch_size: num_samples,  # p_k of the paper
+    "batches": num_batches,  # the authors' code
+}
 
 
 @dataclass(frozen=True)
@@ -35,6 +46,8 @@ class Experiment:
     batch_size: int = 64
     lr: float = 0.1
     model: str | None = None
+    init: str | None = None  # of its weights
+    weights: str = "samples"  # what a client's share in the mean goes by
     beta: float | None = None  # of Dirichlet partitions; it and the next two stay None where the partition has no use
     labels: int | None = None  # per client, in the label partitions
     samples: int | None = None  # per client, in virtual populations
@@ -48,6 +61,10 @@ class Experiment:
             raise ConfigError(f"unknown data set {self.dataset!r}; choose from {', '.join(DATASETS)}")
         if self.partition not in PARTITIONS:
             raise ConfigError(f"unknown partition {self.partition!r}; choose from {', '.join(PARTITIONS)}")
+        if self.weights not in WEIGHTS:
+            raise ConfigError(f"--weights is {self.weights!r}; choose from {', '.join(WEIGHTS)}")
+        if self.init is not None and self.init not in INITS:
+            raise ConfigError(f"--init is {self.init!r}; choose from {', '.join(INITS)}")
         for name in ("clients", "per_round", "rounds", "epochs", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -84,6 +101,7 @@ class Experiment:
             self,
             settings=dict(self.settings),
             model=model,
+            init=self.init or default_init(model),
             rounds=self.rounds or (200 if model.startswith("resnet") else 100),
             beta=used("beta", spec.default_beta),
             labels=used("labels", spec.default_labels),
@@ -109,8 +127,12 @@ class Federation:
         return sorted(int(client) for client in chosen)
 
     def num_steps(self, client: int) -> int:
-        """tau: the last, short batch counts."""
-        return self.experiment.epochs * -(-len(self.split[client]) // self.experiment.batch_size)
+        """tau."""
+        return self.experiment.epochs * num_batches(len(self.split[client]), self.experiment.batch_size)
+
+    def weight(self, num_samples: int) -> int:
+        """Of a client with so many samples in the mean."""
+        return WEIGHTS[self.experiment.weights](num_samples, self.experiment.batch_size)
 
 
 def prepare(experiment: Experiment, data_root: Path | None = None, data: Dataset | None = None) -> Federation:
@@ -128,7 +150,7 @@ def prepare(experiment: Experiment, data_root: Path | None = None, data: Dataset
         experiment.samples,
     )
     seed = stream_seed(experiment.seed, "init")
-    model = build_model(experiment.model, data.spec.shape, data.spec.num_classes, seed)
+    model = build_model(experiment.model, data.spec.shape, data.spec.num_classes, seed, experiment.init)
     _check_model(model, experiment.model, data)
     method = make_method(experiment.method, experiment.settings)
     return Federation(experiment, method, data, split, model, layout_of(model))

@@ -1,17 +1,20 @@
 """Pictures of runs. The same records always give the same bytes."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import matplotlib
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from fedbat.downlink import DOWNLINKS
 from fedbat.view import megabytes
 
 _INK, _PALE = "#1f2933", "#d5dbe1"
@@ -24,9 +27,15 @@ _METHOD_COLORS = {
     "noisy-signsgd": "#009e73",
     "stoc-signsgd": "#cc79a7",
     "zerofl": "#e69f00",
+    # More bits and rivals, which the paper lacks: shades of FedBAT's own, and two of Tol's.
+    "fedbat bits=2": "#f4a261",
+    "fedbat bits=4": "#7f2704",
+    "eden bits=1": "#332288",
+    "fedmrn": "#117733",
 }
 _OTHER_COLORS = ("#8c6d31", "#7b4173", "#637939", "#843c39")
 _FRONT = ("fedbat", "fedavg")  # drawn over the others
+_DOWN_SHAPES = dict(zip(DOWNLINKS, ("o", "s", "D", "^", "v", "P"), strict=True))
 
 
 class Curve(NamedTuple):
@@ -49,6 +58,21 @@ class Panel(NamedTuple):
 
     title: str
     lines: Mapping[str, Line]  # by method
+
+
+class Spot(NamedTuple):
+    """A run as one place: what it sends, what it reaches, and the downlink that its shape tells."""
+
+    x: float
+    y: float
+    down: str
+
+
+class SpotPanel(NamedTuple):
+    """One field of a row of them."""
+
+    title: str
+    series: Mapping[str, Sequence[Spot]]  # by method
 
 
 def draw_comparison(curves: Mapping[str, Curve], title: str, path: Path) -> None:
@@ -97,14 +121,32 @@ def draw_panels(
     fields[0].set_ylabel(ylabel)
     found = (axes.get_legend_handles_labels() for axes in fields)
     handles = {label: handle for pair in found for handle, label in zip(*pair, strict=True)}
-    figure.legend(
-        [handles[label] for label in labels],
-        labels,
-        loc="outside lower center",
-        ncols=min(len(labels), int(width / 1.6)),
-        frameon=False,
-        fontsize=9,
+    _legend(figure, [(label, handles[label]) for label in labels], min(len(labels), int(width / 1.6)))
+    _save(figure, paths)
+
+
+def draw_spots(panels: Sequence[SpotPanel], xlabel: str, ylabel: str, paths: Iterable[Path]) -> None:
+    """Panels side by side: a colour for each method, a shape for each downlink; x is bytes."""
+    figure, fields = _figure(len(panels), 1.2 + 3.7 * len(panels), sharey=False)
+    spots = [(label, spot) for panel in panels for label, found in panel.series.items() for spot in found]
+    colors = method_colors(dict.fromkeys(label for label, _ in spots))
+    shapes = {down: shape for down, shape in _DOWN_SHAPES.items() if any(spot.down == down for _, spot in spots)}
+    for axes, panel in zip(fields, panels, strict=True):
+        for label, found in panel.series.items():
+            for spot in found:
+                axes.plot(spot.x, spot.y, shapes[spot.down], ms=8, color=colors[label], mec="white", mew=0.7, alpha=0.9)
+        axes.set_title(panel.title, color=_INK, fontsize=10)
+        _bytes_axis(axes, xlabel)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.margins(0.08)
+    fields[0].set_ylabel(ylabel)
+    rows = (
+        {label: Line2D([], [], color=color, lw=4) for label, color in colors.items()},
+        {f"down {down}": Line2D([], [], ls="", marker=shape, ms=8, color=_INK) for down, shape in shapes.items()},
     )
+    blank = ("", Line2D([], [], ls=""))
+    columns = list(zip_longest(*(row.items() for row in rows), fillvalue=blank))  # filled from the top
+    _legend(figure, [pair for column in columns for pair in column], len(columns))
     _save(figure, paths)
 
 
@@ -135,8 +177,14 @@ def _figure(num_fields: int, width: float, sharey: bool = True) -> tuple[Figure,
     return figure, fields
 
 
-def _bytes_axis(axes: Axes) -> None:
-    axes.set(xlabel="sent by all clients so far", xscale="log")
+def _legend(figure: Figure, handles: Sequence[tuple[str, Artist]], ncols: int) -> None:
+    """One for all fields, below them."""
+    labels, artists = zip(*handles, strict=True)
+    figure.legend(artists, labels, loc="outside lower center", ncols=ncols, frameon=False, fontsize=9)
+
+
+def _bytes_axis(axes: Axes, label: str = "sent by all clients so far") -> None:
+    axes.set(xlabel=label, xscale="log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: megabytes(value)))
     axes.minorticks_off()
 

@@ -89,7 +89,7 @@ def rounds(
                 lost[result.client] = result.reason
                 on_client()
                 continue
-            _add(aggregator, result, index)
+            _add(aggregator, result, federation.weight(result.num_samples), index)
             if result.memory:
                 memories.remember(result.client, result.memory)
             uplink_bytes += len(result.upload)
@@ -137,14 +137,14 @@ def _at(device: torch.device, tensors: Tensors) -> Tensors:
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
-def _add(aggregator: Aggregator, result: ClientResult, index: int) -> None:
+def _add(aggregator: Aggregator, result: ClientResult, weight: float, index: int) -> None:
     try:
         payload = Payload.from_bytes(result.upload, aggregator.layout, context=index)
     except WireError as error:
         raise WireError(
             f"round {index + 1}, client {result.client}: {error}; if training diverged, lower --lr"
         ) from None
-    aggregator.add(payload, result.num_samples)
+    aggregator.add(payload, weight)
 
 
 def _mean_reports(results: list[ClientResult]) -> dict[str, LayerReport]:

@@ -21,6 +21,8 @@ _EXPERIMENT = {
     "batch_size": options.BatchSize,
     "lr": options.LearningRate,
     "model": options.Model,
+    "init": options.Init,
+    "weights": options.Weights,
     "beta": options.Beta,
     "labels": options.Labels,
     "samples": options.Samples,

@@ -12,7 +12,8 @@ from fedbat.data import DATASETS, PARTITIONS
 from fedbat.downlink import DOWNLINKS
 from fedbat.engine import ENGINES
 from fedbat.errors import ConfigError
-from fedbat.models import MODELS
+from fedbat.experiment import WEIGHTS
+from fedbat.models import INITS, MODELS
 from fedbat.tracking import writer_class
 
 console = Console()
@@ -30,6 +31,17 @@ LearningRate = Annotated[float, typer.Option("--lr", help="Local learning rate o
 Model = Annotated[
     str | None,
     typer.Option(help=f"One of {', '.join(MODELS)}, or your own as package.module:function. Default: the data set's."),
+]
+Init = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Initial weights, one of {', '.join(INITS)}. Default: normal (the authors'), for your own model own.",
+        show_default=False,
+    ),
+]
+Weights = Annotated[
+    str,
+    typer.Option(help=f"What a client's share in the mean goes by: {' or '.join(WEIGHTS)} (the authors' code)."),
 ]
 Beta = Annotated[float | None, typer.Option(help="Of the Dirichlet partition. Default: 0.3, for cifar100 0.1.")]
 Labels = Annotated[int | None, typer.Option(help="Per client, in label partitions. Default: 3, for cifar100 10.")]

@@ -27,7 +27,10 @@ def reproduce(
     seeds: Annotated[str | None, typer.Option(help="Comma-separated. Default: 0.", show_default=False)] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUES", help=f"Of {', '.join(KEYS)}, values comma-separated; may be repeated."),
+        typer.Option(
+            metavar="KEY=VALUES",
+            help=f"Of {', '.join(KEYS)}, or what a file varies (down); values comma-separated; may be repeated.",
+        ),
     ] = None,
     minutes: Annotated[
         float | None, typer.Option(help="Begin no cell that cannot end within. Default: no limit.", show_default=False)

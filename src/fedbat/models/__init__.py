@@ -15,20 +15,37 @@ Builder = Callable[[tuple[int, int, int], int], nn.Module]
 MODELS: dict[str, Builder] = {"cnn": cnn, "resnet10": resnet10, "resnet10-narrow": resnet10_narrow}
 
 
-def build_model(name: str, shape: tuple[int, int, int], num_classes: int, seed: int) -> nn.Module:
-    """The model with its initial weights, which depend on `seed` alone.
+def _normal(model: nn.Module) -> None:
+    """As in the authors' code: convolutions and linear layers from N(0, 0.01^2), the rest at its defaults."""
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.01)
 
-    The paper's models start as in the authors' code: convolutions and linear layers from N(0, 0.01^2), BatchNorm at its
-    defaults. A model of your own (`package.module:function`, called with shape and num_classes) keeps its own start.
+
+def _own(model: nn.Module) -> None:
+    """As the layers were built: PyTorch's defaults, unless the model says otherwise."""
+
+
+INITS: dict[str, Callable[[nn.Module], None]] = {"normal": _normal, "own": _own}
+
+
+def default_init(name: str) -> str:
+    """The paper's models start as in the authors' code, a model of your own as it says."""
+    return "normal" if name in MODELS else "own"
+
+
+def build_model(
+    name: str, shape: tuple[int, int, int], num_classes: int, seed: int, init: str | None = None
+) -> nn.Module:
+    """The model with its initial weights, which depend on `seed` and `init` (default: `default_init`) alone.
+
+    A model of your own is `package.module:function`, called with shape and num_classes.
     """
     builder = MODELS[name] if name in MODELS else _import(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _built(name, builder, shape, num_classes)
-        if name in MODELS:
-            for parameter in model.parameters():
-                if parameter.dim() > 1:
-                    nn.init.normal_(parameter, std=0.01)
+        INITS[init or default_init(name)](model)
     return model
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,11 @@ class Cell:
         return identity(configuration(self.experiment))
 
     @cached_property
+    def serves(self) -> tuple[str, ...]:
+        """The identities of the cells that its record will stand for."""
+        return served(configuration(self.experiment))
+
+    @cached_property
     def folder(self) -> Path:
         """Where its record lies below the results; different for different configurations."""
         e = self.experiment
@@ -47,6 +52,24 @@ def configuration(experiment: Experiment, settings: Mapping[str, Any] | None = N
 def identity(configuration: Mapping[str, Any]) -> str:
     """A hash of the configuration."""
     return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def served(configuration: Mapping[str, Any]) -> tuple[str, ...]:
+    """The identities of the cells that a record of this configuration stands for, its own first.
+
+    An averaged model is kept beside the training and changes nothing in it: the other is the cell that asks for none.
+    """
+    return tuple(dict.fromkeys(identity({**configuration, **change}) for change in ({}, {"average": 0.0})))
+
+
+def fewest(cells: Iterable[Cell]) -> list[Cell]:
+    """Those whose records stand for all of them; a cell that serves another comes in its place."""
+    server: dict[str, Cell] = {}
+    for cell in cells:
+        for key in cell.serves:
+            if key not in server or len(cell.serves) > len(server[key].serves):
+                server[key] = cell
+    return list({cell.identity: cell for cell in server.values()}.values())
 
 
 def canonical(experiment: Experiment) -> Experiment:

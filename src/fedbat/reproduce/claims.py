@@ -20,19 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedbat.errors import ConfigError
-from fedbat.reproduce.estimates import (
-    LEVEL,
-    QUANTIFIERS,
-    UNKNOWN,
-    Estimate,
-    Region,
-    Spread,
-    inside,
-    own_spread,
-    pooled_spread,
-)
+from fedbat.reproduce.estimates import LEVEL, QUANTIFIERS, Estimate, Region, Spread, inside
 from fedbat.reproduce.kinds import KINDS, Case, Column, Shelf
-from fedbat.reproduce.record import Record, Records
+from fedbat.reproduce.measure import estimate
+from fedbat.reproduce.record import Records
 from fedbat.reproduce.results import Results
 from fedbat.reproduce.tables import Book, read_toml
 
@@ -121,12 +112,7 @@ def judge(claim: Claim, shelf: Shelf, results: Results) -> Finding:
     cases = claim.cases(shelf)
     if not cases:
         return Finding(claim, Verdict.TESTED, None, (), None, 0, 0)
-    values = [[_by_seed(case, results) for case in cell] for cell in cases]
-    pooled = pooled_spread([spread for cell in values for found in cell if (spread := own_spread([*found.values()]))])
-    estimates = [
-        [_estimate(case, found, results, pooled) for case, found in zip(*cell, strict=True)]
-        for cell in zip(cases, values, strict=True)
-    ]
+    estimates = estimate(cases, results)
     printed = [[None if case.printed is None else _certain(case.printed) for case in cell] for cell in cases]
     decide, deciding = QUANTIFIERS[claim.quantifier]
     rows = {row.identity: row for cell in cases for case in cell for row in case.rows}
@@ -135,37 +121,14 @@ def judge(claim: Claim, shelf: Shelf, results: Results) -> Finding:
         Verdict.of(decide(estimates, claim.region)(LEVEL)),
         Verdict.of(decide(printed, claim.region)(LEVEL)) if any(map(any, printed)) else None,
         tuple(
-            Measured(case, estimate, inside(estimate, claim.region)(LEVEL))
+            Measured(case, found, inside(found, claim.region)(LEVEL))
             for cell in zip(cases, estimates, strict=True)
-            for case, estimate in zip(*cell, strict=True)
+            for case, found in zip(*cell, strict=True)
         ),
         deciding(estimates, claim.region),
         sum(results.of(row) is not None for row in rows.values()),
         len(rows),
     )
-
-
-def _by_seed(case: Case, results: Results) -> dict[int, float]:
-    """For every seed with which all rows of the case were run."""
-    return {seed: case.measure(records) for seed, records in _runs(case, results).items()}
-
-
-def _runs(case: Case, results: Results) -> dict[int, list[Record]]:
-    runs = []
-    for row in case.rows:
-        result = results.of(row)
-        runs.append({} if result is None else {record.configuration["seed"]: record for record in result.records})
-    return {seed: [found[seed] for found in runs] for seed in runs[0] if all(seed in found for found in runs)}
-
-
-def _estimate(case: Case, values: Mapping[int, float], results: Results, pooled: Spread | None) -> Estimate | None:
-    if not values:
-        return None
-    spread = own_spread([*values.values()])
-    if spread is None:
-        (records,) = _runs(case, results).values()
-        spread = case.stand_in(records) or pooled or UNKNOWN
-    return Estimate(sum(values.values()) / len(values), spread, len(values))
 
 
 def _certain(value: float) -> Estimate:

@@ -1,22 +1,22 @@
-"""The paper's convergence figures from records, and two more: against the bytes sent, and the error of what is sent."""
+"""The paper's convergence figures from records, and more: against bytes, the error of what is sent, total traffic."""
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedbat.plots import Line, Panel, draw_panels
+from fedbat.plots import Line, Panel, Spot, SpotPanel, draw_panels, draw_spots
 from fedbat.reproduce.record import Record, Records
-from fedbat.reproduce.results import Results
-from fedbat.reproduce.tables import Book, Row, Table
+from fedbat.reproduce.results import Result, Results
+from fedbat.reproduce.tables import Book, Row
 
 FORMATS = ("png", "svg")
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What is drawn of every record."""
+class Curves:
+    """A line for each method, round by round."""
 
     title: str
     ylabel: str
@@ -24,24 +24,79 @@ class Kind:
     by_bytes: bool = False
     log: bool = False
 
+    def panels(self, rows: Sequence[Row], results: Results) -> list[Panel]:
+        """One for each split of which there is something to draw."""
+        panels = []
+        for title, found in _splits(rows, results):
+            lines = {
+                row.point["method"]: self._line(result.records)
+                for row, result in found
+                # On a logarithmic axis there is no place for methods that send everything as it is.
+                if not (self.log and min(self.y(result.records[0])) <= 0)
+            }
+            if lines:
+                panels.append(Panel(title, lines))
+        return panels
+
+    def draw(self, rows: Sequence[Row], results: Results, paths: Sequence[Path]) -> None:
+        """Side by side."""
+        draw_panels(self.panels(rows, results), self.ylabel, paths, by_bytes=self.by_bytes, log=self.log)
+
+    def _line(self, records: Sequence[Record]) -> Line:
+        """The mean over seeds, from the lowest to the highest of them."""
+        columns = list(zip(*(self.y(record) for record in records), strict=True))
+        x = itertools.accumulate(records[0].uplink_bytes) if self.by_bytes else range(1, len(columns) + 1)
+        band = ([min(column) for column in columns], [max(column) for column in columns])
+        return Line(list(x), [statistics.fmean(column) for column in columns], band if len(records) > 1 else None)
+
+
+@dataclass(frozen=True)
+class Spots:
+    """A spot for each row: what it reaches by what it sends, up and down."""
+
+    title: str
+    ylabel: str
+    y: Callable[[Result], float]
+
+    def panels(self, rows: Sequence[Row], results: Results) -> list[SpotPanel]:
+        """One for each split of which there is something to draw."""
+        panels = []
+        for title, found in _splits(rows, results):
+            series: dict[str, list[Spot]] = {}
+            for row, result in found:
+                spot = Spot(result.traffic, self.y(result), row.point["down"])
+                series.setdefault(row.point["method"], []).append(spot)
+            panels.append(SpotPanel(title, series))
+        return panels
+
+    def draw(self, rows: Sequence[Row], results: Results, paths: Sequence[Path]) -> None:
+        """Side by side."""
+        draw_spots(self.panels(rows, results), "up and down, of a client in a round", self.ylabel, paths)
+
 
 def _percent(record: Record) -> Sequence[float]:
     return [100 * value for value in record.accuracy]
 
 
-KINDS = {
-    "rounds": Kind("accuracy by round", "test accuracy, %", _percent),
-    "bytes": Kind("accuracy by bytes sent", "test accuracy, %", _percent, by_bytes=True),
-    "error": Kind(
-        "error of what is sent", "||sent − m|| / ||m||, mean of layers", lambda record: record.relative_error, log=True
-    ),
+PICTURES: Mapping[str, Mapping[str, Curves | Spots]] = {  # by view, then by name
+    "curves": {
+        "rounds": Curves("accuracy by round", "test accuracy, %", _percent),
+        "bytes": Curves("accuracy by bytes sent", "test accuracy, %", _percent, by_bytes=True),
+        "error": Curves(
+            "error of what is sent",
+            "||sent − m|| / ||m||, mean of layers",
+            lambda record: record.relative_error,
+            log=True,
+        ),
+    },
+    "traffic": {
+        "traffic": Spots(
+            "accuracy against total traffic",
+            "averaged model, last ten rounds, %",
+            lambda result: 100 * result.mean("averaged_last10_accuracy"),
+        ),
+    },
 }
-
-
-def groups(table: Table) -> Iterator[tuple[tuple[str, str], list[Row]]]:
-    """The rows of a table by data set and number of clients."""
-    for key, rows in itertools.groupby(table.rows, lambda row: (row.point["dataset"], row.point["clients"])):
-        yield key, list(rows)
 
 
 def picture_name(dataset: str, clients: str, kind: str) -> str:
@@ -52,36 +107,20 @@ def picture_name(dataset: str, clients: str, kind: str) -> str:
 def draw_figures(book: Book, records: Records, folder: Path) -> list[Path]:
     """Draw every figure of which something has been run."""
     results, written = Results(book, records), []
+    folder.mkdir(parents=True, exist_ok=True)
     for table in book.tables.values():
-        for (dataset, clients), rows in groups(table) if table.curves else ():
-            for name, kind in KINDS.items():
-                if panels := _panels(rows, results, kind):
-                    folder.mkdir(parents=True, exist_ok=True)
-                    stem = picture_name(dataset, clients, name)
-                    paths = [folder / f"{stem}.{ending}" for ending in FORMATS]
-                    draw_panels(panels, kind.ylabel, paths, by_bytes=kind.by_bytes, log=kind.log)
+        for (dataset, clients), rows in table.groups():
+            for kind, picture in PICTURES.get(table.view, {}).items():
+                if picture.panels(rows, results):
+                    paths = [folder / f"{picture_name(dataset, clients, kind)}.{ending}" for ending in FORMATS]
+                    picture.draw(rows, results, paths)
                     written += paths
     return written
 
 
-def _panels(rows: Sequence[Row], results: Results, kind: Kind) -> list[Panel]:
-    """One for each split of which something has been run."""
-    panels = []
-    for split, found in itertools.groupby(rows, lambda row: row.point["split"]):
-        lines = {}
-        for row in found:
-            result = results.of(row)
-            # On a logarithmic axis there is no place for methods that send everything as it is.
-            if result is not None and not (kind.log and min(kind.y(result.records[0])) <= 0):
-                lines[row.point["method"]] = _line(result.records, kind)
-        if lines:
-            panels.append(Panel(f"{rows[0].point['dataset']}, {split}, {rows[0].point['clients']} clients", lines))
-    return panels
-
-
-def _line(records: Sequence[Record], kind: Kind) -> Line:
-    """The mean over seeds, from the lowest to the highest of them."""
-    columns = list(zip(*(kind.y(record) for record in records), strict=True))
-    x = itertools.accumulate(records[0].uplink_bytes) if kind.by_bytes else range(1, len(columns) + 1)
-    band = ([min(column) for column in columns], [max(column) for column in columns])
-    return Line(list(x), [statistics.fmean(column) for column in columns], band if len(records) > 1 else None)
+def _splits(rows: Sequence[Row], results: Results) -> Iterator[tuple[str, list[tuple[Row, Result]]]]:
+    """Those of which something has been run: a title, and what it was."""
+    for split, members in itertools.groupby(rows, lambda row: row.point["split"]):
+        found = [(row, result) for row in members if (result := results.of(row)) is not None]
+        if found:
+            yield f"{rows[0].point['dataset']}, {split}, {rows[0].point['clients']} clients", found

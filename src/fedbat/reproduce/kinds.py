@@ -40,10 +40,11 @@ class Case(NamedTuple):
 
 
 class Shelf:
-    """The rows of all experiment files by their points."""
+    """The rows of all experiment files by their points; not those that vary another field of the experiment."""
 
     def __init__(self, book: Book) -> None:
-        rows = [row for table in book.tables.values() for row in table.rows]
+        all_rows = (row for table in book.tables.values() for row in table.rows)
+        rows = [row for row in all_rows if len(row.point) == len(KEYS)]  # claims know nothing else
         rows.sort(key=lambda row: row.paper is not None)  # of equal points the one with the paper's number is kept
         self._rows = {tuple(row.point[key] for key in KEYS): row for row in rows}
 
@@ -90,13 +91,13 @@ class Column:
 def difference(column: Column, *, one: str, others: Sequence[str], metric: str = "best") -> Iterator[Case]:
     """`one` minus each of the others."""
     for other in others:
-        yield _sum(column, f"{one} − {other}", metric, (1, column.row(one)), (-1, column.row(other)))
+        yield combine(column, f"{one} − {other}", metric, (1, column.row(one)), (-1, column.row(other)))
 
 
 def level(column: Column, *, methods: Sequence[str], metric: str) -> Iterator[Case]:
     """Each method by itself."""
     for method in methods:
-        yield _sum(column, method, metric, (1, column.row(method)))
+        yield combine(column, method, metric, (1, column.row(method)))
 
 
 def rise(column: Column, *, orders: Sequence[Sequence[str]], metric: str = "best") -> Iterator[Case]:
@@ -111,7 +112,7 @@ def growth(column: Column, *, one: str, others: Sequence[str], since: str, metri
     start = replace(column, split=since)
     for other in others:
         here, there = [(1, column.row(one)), (-1, column.row(other))], [(-1, start.row(one)), (1, start.row(other))]
-        yield _sum(column, f"{one} − {other}, more than on {since}", metric, *here, *there)
+        yield combine(column, f"{one} − {other}, more than on {since}", metric, *here, *there)
 
 
 def rounds(column: Column, *, one: str, others: Sequence[str], smooth: int, slack: float) -> Iterator[Case]:
@@ -141,8 +142,8 @@ KINDS: dict[str, Callable[..., Iterator[Case]]] = {
 }
 
 
-def _sum(column: Column, what: str, metric_name: str, *terms: tuple[int, Row]) -> Case:
-    """Rows added and subtracted by a metric."""
+def combine(column: Column, what: str, metric_name: str, *terms: tuple[int, Row]) -> Case:
+    """Rows of a column added and subtracted by a metric."""
     if metric_name not in METRICS:
         raise ConfigError(f"unknown metric {metric_name!r}; choose from {', '.join(METRICS)}")
     metric, signs, rows = METRICS[metric_name], [sign for sign, _ in terms], tuple(row for _, row in terms)

@@ -9,7 +9,7 @@ from statistics import fmean
 import torch
 
 from fedbat.data.datasets import DATASETS
-from fedbat.layout import layout_of
+from fedbat.layout import Layout, layout_of
 from fedbat.models import build_model
 from fedbat.reproduce.record import Record
 
@@ -33,7 +33,8 @@ def _last_ten(record: Record) -> list[float]:
 def weighted_error(record: Record) -> list[float]:
     """By round, ||sent - m|| / ||m||, mean over clients and over layers weighted by their parameters."""
     configuration = record.configuration
-    sizes = _layer_sizes(configuration["model"], configuration["dataset"])
+    layout = layout_by_name(configuration["model"], configuration["dataset"])
+    sizes = {entry.name: entry.numel for entry in layout}
     found = []
     for line in record.lines:
         layers = line["layers"]
@@ -48,11 +49,11 @@ def weighted_error(record: Record) -> list[float]:
 
 
 @cache
-def _layer_sizes(model: str, dataset: str) -> dict[str, int]:
+def layout_by_name(model: str, dataset: str) -> Layout:
+    """Of a model for a data set."""
     spec = DATASETS[dataset]
     with torch.device("meta"):
-        layout = layout_of(build_model(model, spec.shape, spec.num_classes, seed=0))
-    return {entry.name: entry.numel for entry in layout}
+        return layout_of(build_model(model, spec.shape, spec.num_classes, seed=0))
 
 
 METRICS = {

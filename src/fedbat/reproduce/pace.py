@@ -9,6 +9,7 @@ from fedbat.reproduce.record import Record
 
 # What two cells must share for one to tell of the other, best first.
 _KINDS = (
+    ("dataset", "model", "partition", "clients", "method", "down", "average"),  # each model tested takes its time
     ("dataset", "model", "partition", "clients", "method"),
     ("dataset", "model", "clients", "method"),
     ("dataset", "model", "method"),

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from fedbat.errors import ConfigError, DataError
 from fedbat.experiment import Experiment
-from fedbat.reproduce.cells import configuration, identity
+from fedbat.reproduce.cells import configuration, identity, served
 from fedbat.storage import DRAFT
 
 _DIGITS = 4
@@ -92,7 +92,8 @@ class Records:
 
     def __init__(self, items: tuple[Record, ...]) -> None:
         self.items = items
-        self._by_identity = {record.identity: record for record in items}
+        stand_ins = {key: record for record in items for key in served(record.configuration)}
+        self._by_identity = stand_ins | {record.identity: record for record in items}
 
     @classmethod
     def load(cls, root: Path) -> Self:
@@ -107,7 +108,7 @@ class Records:
         return len(self.items)
 
     def get(self, identity: str) -> Record | None:
-        """The record of a cell."""
+        """The record of a cell, or one that stands for it."""
         return self._by_identity.get(identity)
 
     def where(self, **wanted: Any) -> Self:
@@ -155,10 +156,17 @@ def publish(run: Record, folder: Path) -> Record:
 
 def _compact(line: dict[str, Any]) -> dict[str, Any]:
     columns = {figure: [_cut(report[figure]) for report in line["layers"].values()] for figure in _FIGURES}
-    return {name: value if name == "accuracy" else _cut(value) for name, value in line.items()} | {"layers": columns}
+    return _cut_all(line) | {"layers": columns}
+
+
+def _cut_all(values: dict[str, Any]) -> dict[str, Any]:
+    """Accuracies stay as they are."""
+    return {name: value if name == "accuracy" else _cut(value) for name, value in values.items()}
 
 
 def _cut(value: Any) -> Any:
+    if isinstance(value, dict):  # of a model tested beside the global one
+        return _cut_all(value)
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
 
 

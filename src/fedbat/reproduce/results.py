@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from fedbat.reproduce.cells import identity
+from fedbat.reproduce.cells import served
 from fedbat.reproduce.record import Record, Records
 from fedbat.reproduce.tables import Book, Row
 
@@ -48,6 +48,16 @@ class Result:
         """From the paper, in points."""
         return None if self.row.paper is None else self.best.mean - self.row.paper.accuracy
 
+    @property
+    def traffic(self) -> float:
+        """Bytes of a client in a round, up and down."""
+        return self.mean("uplink_bytes_per_client_round") + self.mean("downlink_bytes_per_client_round")
+
+    def spread(self, figure: str) -> Spread | None:
+        """Of an accuracy of the summaries, in percent; None if they have none."""
+        values = [100 * record.summary[figure] for record in self.records if figure in record.summary]
+        return Spread.of(values) if values else None
+
     def mean(self, figure: str) -> float:
         """Of a figure of the summaries."""
         return statistics.fmean(record.summary[figure] for record in self.records)
@@ -57,18 +67,27 @@ class Results:
     """Everything that was run of a book, by row."""
 
     def __init__(self, book: Book, records: Records) -> None:
-        runs: dict[str, list[Record]] = {}
+        runs: dict[str, dict[int, Record]] = {}  # by seed
         for record in records:
-            runs.setdefault(identity(record.configuration | {"seed": 0}), []).append(record)
+            seed = record.configuration["seed"]
+            own, *others = served(record.configuration | {"seed": 0})
+            runs.setdefault(own, {})[seed] = record
+            for key in others:
+                runs.setdefault(key, {}).setdefault(seed, record)
         rows = {row.identity: row for table in book.tables.values() for row in table.rows}
         # Tables share rows; the one with the paper's number speaks for all.
         rows |= {row.identity: row for table in book.tables.values() for row in table.rows if row.paper}
         self.num_rows = len(rows)
         self.found = {
-            key: Result(row, tuple(sorted(runs[key], key=lambda record: record.configuration["seed"])))
+            key: Result(row, tuple(runs[key][seed] for seed in sorted(runs[key])))
             for key, row in rows.items()
             if key in runs
         }
+
+    @property
+    def num_runs(self) -> int:
+        """One for each seed; a record may stand for several rows."""
+        return len({record for result in self.found.values() for record in result.records})
 
     def of(self, row: Row) -> Result | None:
         """What was run of a row."""
@@ -77,6 +96,10 @@ class Results:
     def compared(self) -> list[Result]:
         """Those for which the paper has a number."""
         return [result for result in self.found.values() if result.row.paper is not None]
+
+    def deviating(self) -> list[Result]:
+        """The compared ones that are further off than a point and than twice the paper's standard deviation."""
+        return [result for result in self.compared() if abs(result.difference or 0) > _tolerance(result)]
 
     def columns(self) -> list[dict[str, Result]]:
         """The compared ones by method, for each data set, number of clients and split."""
@@ -131,6 +154,11 @@ def duel(columns: Iterable[dict[str, Result]], one: str, other: str) -> Duel | N
         statistics.fmean(ours),
         statistics.fmean(theirs),
     )
+
+
+def _tolerance(result: Result) -> float:
+    assert result.row.paper is not None
+    return max(WITHIN, 2 * (result.row.paper.std or 0))
 
 
 def _paper(result: Result) -> float:

@@ -23,7 +23,7 @@ from fedbat.engine.cuda import Precision
 from fedbat.errors import FedbatError
 from fedbat.experiment import prepare
 from fedbat.records import is_begun, read_summary
-from fedbat.reproduce.cells import Cell
+from fedbat.reproduce.cells import Cell, fewest
 from fedbat.reproduce.pace import Machine, Pace
 from fedbat.reproduce.record import Records, load_record, publish
 from fedbat.run import run_recorded
@@ -83,11 +83,12 @@ def sweep(cells: Sequence[Cell], settings: Settings, say: Callable[[str], None])
     """Run every cell that has no valid record yet and can end before the deadline."""
     records = Records.load(settings.results)
     pace = Pace(settings.machine, records)
-    pending = [cell for cell in cells if records.get(cell.identity) is None]
+    pending = fewest(cell for cell in cells if records.get(cell.identity) is None)
     outcome = Outcome(done=[cell for cell in cells if records.get(cell.identity) is not None])
+    total = len(outcome.done) + len(pending)
 
     def say_progress(left: Sequence[Cell]) -> None:
-        say(f"{len(outcome.done) + len(outcome.run)} of {len(cells)} cells done, {_left(left, pace, settings)}")
+        say(f"{len(outcome.done) + len(outcome.run)} of {total} cells done, {_left(left, pace, settings)}")
 
     say_progress(pending)
     for position, cell in enumerate(pending, start=1):

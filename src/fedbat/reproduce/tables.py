@@ -1,9 +1,10 @@
 """Experiment files: what each table and figure of the paper consists of, and the paper's own numbers beside it."""
 
 import csv
+import dataclasses
 import itertools
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,11 +15,12 @@ from fedbat.experiment import Experiment
 from fedbat.reproduce.cells import Cell, canonical
 from fedbat.settings import show
 
-KEYS = ("dataset", "clients", "split", "method")
+KEYS = ("dataset", "clients", "split", "method")  # every grid has these, and may vary fields of the experiment
+VIEWS = ("table", "curves", "traffic", "differences")  # what RESULTS.md makes of a file
 ALL = "all"  # the order file's name on the command line
 PROTOCOL = "authors"  # the one that reproduces the paper's numbers
 
-Point = Mapping[str, str]  # a value for each of KEYS, in the paper's words
+Point = Mapping[str, str]  # a value for each key of a grid, in the paper's words
 
 
 class Number(NamedTuple):
@@ -62,7 +64,7 @@ class Row:
     point: Point
     paper: Number | None
     protocol: Protocol
-    fixed: Mapping[str, Any]  # what the file says of all its experiments
+    fixed: Mapping[str, Any]  # fields of the experiment that the file sets
 
     def cell(self, seed: int) -> Cell:
         """This line with a seed."""
@@ -74,6 +76,14 @@ class Row:
         return self.cell(0).identity
 
 
+class Grid(NamedTuple):
+    """Every combination of some values."""
+
+    about: str | None
+    keys: tuple[str, ...]  # the last one varies fastest
+    rows: tuple[Row, ...]
+
+
 @dataclass(frozen=True)
 class Table:
     """One table or figure of the paper."""
@@ -81,8 +91,21 @@ class Table:
     name: str
     title: str
     label: str | None  # in the paper
-    curves: bool  # a figure: its rows are drawn
-    rows: tuple[Row, ...]
+    view: str
+    grids: tuple[Grid, ...]
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """Of all grids; those of a data set, number of clients and split stand together, then those of a method."""
+        rows = [row for grid in self.grids for row in grid.rows]
+        columns = list(dict.fromkeys(map(_column, rows)))
+        methods = list(dict.fromkeys(row.point["method"] for row in rows))
+        return tuple(sorted(rows, key=lambda row: (columns.index(_column(row)), methods.index(row.point["method"]))))
+
+    def groups(self) -> Iterator[tuple[tuple[str, str], list[Row]]]:
+        """The rows by data set and number of clients."""
+        for key, rows in itertools.groupby(self.rows, lambda row: (row.point["dataset"], row.point["clients"])):
+            yield key, list(rows)
 
     def where(self, only: Mapping[str, str]) -> tuple[Row, ...]:
         """The rows that match every filter."""
@@ -114,10 +137,17 @@ class Book:
     notes: tuple[Note, ...]
     protocol: Protocol
 
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """By which cells may be chosen."""
+        keys = (key for table in self.tables.values() for grid in table.grids for key in grid.keys)
+        return tuple(dict.fromkeys((*KEYS, *keys)))
+
     def cells(self, name: str, seeds: Sequence[int] | None, only: Mapping[str, str]) -> list[Cell]:
         """The cells of a table, or of all in their order, each once; `seeds` None means those of the order, or 0."""
         if name != ALL and name not in self.tables:
             raise ConfigError(f"unknown experiment {name!r}; choose from {', '.join([*self.tables, ALL])}")
+        self.check(only)
         parts = self.order if name == ALL else [Part(name, list(seeds or [0]), {})]
         found = [
             row.cell(seed)
@@ -132,13 +162,18 @@ class Book:
             raise ConfigError(f"{name} has no cell with {wanted} seeds={seeds}; leave out a filter, or see its file")
         return list({cell.identity: cell for cell in found}.values())
 
+    def check(self, only: Mapping[str, str]) -> None:
+        """Refuse a filter that no file knows."""
+        if unknown := set(only) - set(self.keys):
+            raise ConfigError(
+                f"cells cannot be chosen by {', '.join(sorted(unknown))}; choose by {', '.join(self.keys)}"
+            )
+
 
 def matches(point: Point, only: Mapping[str, str]) -> bool:
     """Whether a point has one of the comma-separated values of every filter; a bare method matches its variants."""
-    if unknown := set(only) - set(KEYS):
-        raise ConfigError(f"cells cannot be chosen by {', '.join(sorted(unknown))}; choose by {', '.join(KEYS)}")
     return all(
-        point[key] in (allowed := values.split(",")) or (key == "method" and point[key].split()[0] in allowed)
+        point.get(key) in (allowed := values.split(",")) or (key == "method" and point[key].split()[0] in allowed)
         for key, values in only.items()
     )
 
@@ -158,20 +193,42 @@ def load_book(folder: Path, protocol: str = PROTOCOL) -> Book:
         raise ConfigError(f"{folder / 'order.toml'} names {', '.join(missing)}, which is no file there")
     tables = {name: _table(folder, name, files[name], chosen) for name in names}
     notes = tuple(Note(**note) for note in files["notes"].get("note", []))
-    return Book(folder, tables, order, notes, chosen)
+    book = Book(folder, tables, order, notes, chosen)
+    for only in [part.only for part in order] + [note.only for note in notes]:
+        book.check(only)
+    return book
 
 
 def _table(folder: Path, name: str, file: Mapping[str, Any], protocol: Protocol) -> Table:
-    if set(file["grid"]) != set(KEYS):
-        raise ConfigError(f"{folder / name}.toml: the grid has {', '.join(file['grid'])}, expected {', '.join(KEYS)}")
+    place = f"{folder / name}.toml"
+    if (view := file.get("view", VIEWS[0])) not in VIEWS:
+        raise ConfigError(f"{place}: view = {view!r}, choose from {', '.join(VIEWS)}")
     paper = _paper_numbers(folder / "paper" / f"{name}.csv")
-    rows = tuple(Row(point, paper.get(_key(point)), protocol, file.get("fixed", {})) for point in _points(file["grid"]))
-    return Table(name, file["title"], file.get("label"), file.get("curves", False), rows)
+    entries = file["grid"] if isinstance(file["grid"], list) else [file["grid"]]
+    grids = tuple(_grid(place, entry, paper, protocol, file.get("fixed", {})) for entry in entries)
+    return Table(name, file["title"], file.get("label"), view, grids)
 
 
-def _points(grid: Mapping[str, Sequence[object]]) -> Iterable[Point]:
-    for values in itertools.product(*grid.values()):
-        yield dict(zip(grid, map(show, values), strict=True))
+def _grid(
+    place: str,
+    entry: Mapping[str, Any],
+    paper: Mapping[tuple[str, ...], Number],
+    protocol: Protocol,
+    fixed: Mapping[str, Any],
+) -> Grid:
+    values = {key: value for key, value in entry.items() if key != "about"}
+    fields = [field.name for field in dataclasses.fields(Experiment)]
+    if missing := set(KEYS) - set(values):
+        raise ConfigError(f"{place}: a grid has no {', '.join(sorted(missing))}; it needs {', '.join(KEYS)}")
+    if unknown := (set(values) | set(fixed)) - {*KEYS, *fields}:
+        raise ConfigError(f"{place}: no experiment has {', '.join(sorted(unknown))}; vary or fix {', '.join(fields)}")
+    rows = []
+    for combination in itertools.product(*values.values()):
+        chosen = dict(zip(values, combination, strict=True))
+        point = {key: show(value) for key, value in chosen.items()}
+        varied = {key: value for key, value in chosen.items() if key not in KEYS}
+        rows.append(Row(point, paper.get(_key(point)), protocol, {**fixed, **varied}))
+    return Grid(entry.get("about"), tuple(values), tuple(rows))
 
 
 def _paper_numbers(path: Path) -> dict[tuple[str, ...], Number]:
@@ -186,6 +243,10 @@ def _paper_numbers(path: Path) -> dict[tuple[str, ...], Number]:
 
 def _key(point: Point) -> tuple[str, ...]:
     return tuple(point[key] for key in KEYS)
+
+
+def _column(row: Row) -> tuple[str, ...]:
+    return tuple(row.point[key] for key in ("dataset", "clients", "split"))
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def _deciding(finding: Finding) -> str:
     for measured in finding.measured:
         if measured.estimate is estimate:
             about = f"{measured.case.what}, {measured.case.cell}"
-    return f"{estimate.value:{style}} {_interval(estimate, style)} {about}"
+    return f"{estimate.value:{style}} {show_interval(estimate, style)} {about}"
 
 
 def _evidence(measured: Measured, estimate: Estimate) -> list[str]:
@@ -62,13 +62,14 @@ def _evidence(measured: Measured, estimate: Estimate) -> list[str]:
         case.cell,
         case.what,
         f"{estimate.value:{case.style}}",
-        _interval(estimate, case.style),
+        show_interval(estimate, case.style),
         str(estimate.seeds),
         estimate.spread.source,
         _SAYS[measured.opinion],
     ]
 
 
-def _interval(estimate: Estimate, style: str) -> str:
+def show_interval(estimate: Estimate, style: str) -> str:
+    """At the level that is shown everywhere."""
     low, high = estimate.interval()
     return f"[{low:{style}}, {high:{style}}]" if math.isfinite(high - low) else "[unknown]"

@@ -1,0 +1,65 @@
+"""What methods reach by what they send, up and down: a section of RESULTS.md."""
+
+from collections.abc import Iterator
+
+from fedbat.downlink import whole_bytes
+from fedbat.reproduce import markdown
+from fedbat.reproduce.metrics import layout_by_name
+from fedbat.reproduce.results import Result, Results
+from fedbat.reproduce.tables import Book, Row, Table
+
+_WORDS = ("split", "method", "bits down")
+_COLUMNS = (
+    *_WORDS,
+    "n",
+    "best",
+    "last ten",
+    "received",
+    "averaged, best",
+    "averaged, last ten",
+    "bytes up",
+    "bytes down",
+    "both",
+    "saving",
+)
+
+
+def section(table: Table, book: Book, results: Results) -> Iterator[str]:
+    """A table for each data set."""
+    yield from [
+        "The model goes down with 32 bits a weight, in a few bits, or as one-bit changes that clients follow",
+        "(`--down`); the server keeps the true one. *best* and *last ten* are the true model's, *received* what",
+        "clients get of it (last ten rounds; empty where that is the same), *averaged* an average over the rounds",
+        "that the server keeps (`--average`), for which nothing is sent. Bytes are those of a client in a round, as",
+        "packed, first downloads and catching up included; *saving* is against float32 both ways. The pictures show",
+        "the last ten rounds of the averaged model, which chance moves least.",
+        "",
+    ]
+    for (dataset, clients), rows in table.groups():
+        yield from [f"### {dataset}, {clients} clients: traffic", ""]
+        yield from markdown.table(_COLUMNS, [_row(row, results.of(row)) for row in rows], _WORDS)
+
+
+def _row(row: Row, result: Result | None) -> list[str]:
+    start = [row.point["split"], f"`{row.point['method']}`", row.point["down"]]
+    if result is None:
+        return markdown.padded(start, _COLUMNS)
+    return [
+        *start,
+        str(len(result.records)),
+        markdown.spread(result.best),
+        markdown.spread(result.last10),
+        markdown.spread(result.spread("received_last10_accuracy")),
+        markdown.spread(result.spread("averaged_best_accuracy")),
+        markdown.spread(result.spread("averaged_last10_accuracy")),
+        *(f"{result.mean(f'{way}link_bytes_per_client_round'):,.0f}" for way in ("up", "down")),
+        f"{result.traffic:,.0f}",
+        f"{saving(result):.1f} x",
+    ]
+
+
+def saving(result: Result) -> float:
+    """How many times the bytes of float32 both ways are those of a result."""
+    configuration = result.records[0].configuration
+    whole = whole_bytes(layout_by_name(configuration["model"], configuration["dataset"]))
+    return 2 * whole / result.traffic

@@ -1,0 +1,33 @@
+"""Whole records of rows of experiment files, made up."""
+
+import dataclasses
+from pathlib import Path
+
+from fedbat.methods import make_method
+from fedbat.reproduce import Record
+
+
+def made_up(row, accuracy, seed=0, up=1000.0, down=3000.0):
+    """A whole record of a row, flat at `accuracy` percent, its averaged model a point above, what clients get below."""
+    experiment = row.cell(seed).experiment
+    evaluations = {"received": accuracy - 1, "averaged": accuracy + 1}
+    lines = [
+        {"round": i + 1, "accuracy": accuracy / 100, "layers": {}, "loss": 1.0, "clients": [0], "uplink_bytes": up}
+        for i in range(experiment.rounds)
+    ]
+    summary = {
+        "status": "finished",
+        "config": dataclasses.asdict(experiment),
+        "method_settings": make_method(experiment.method, experiment.settings).settings(),
+        "best_accuracy": accuracy / 100,
+        "bits_per_parameter": 1.0,
+        "bits_per_compressed_parameter": 1.0,
+        "uplink_bytes_per_client_round": up,
+        "downlink_bytes_per_client_round": down,
+        "seconds": 1.0,
+        "engine": {},
+        "machine": {"gpu": None},
+    }
+    for name, value in evaluations.items():
+        summary |= {f"{name}_best_accuracy": value / 100, f"{name}_last10_accuracy": value / 100}
+    return Record(Path(f"{row.identity}-{seed}"), summary, tuple(lines))

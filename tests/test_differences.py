@@ -1,0 +1,89 @@
+"""Single differences of the protocol, and cells that deviate from the paper: what records say, and the page."""
+
+import dataclasses
+import statistics
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from fedbat.reproduce import Records, load_book
+from fedbat.reproduce.differences import sentence, switches_of
+from fedbat.reproduce.kinds import Shelf
+from fedbat.reproduce.report import render
+from fedbat.reproduce.results import Results
+from fedbat.reproduce.tables import Note
+from tests.made_up import made_up
+
+BOOK = load_book(Path(__file__).parent.parent / "experiments")
+SHELF = Shelf(BOOK)
+DIFFERENCES = BOOK.tables["differences"]
+
+
+def test_ours_is_what_the_other_tables_run_and_every_choice_is_another_cell():
+    for grid in DIFFERENCES.grids:
+        for switch in switches_of(grid, SHELF, Results(BOOK, Records(()))):
+            point = switch.ours.point
+            usual = SHELF.row(point["dataset"], point["clients"], point["split"], switch.method)
+            assert switch.ours.identity == usual.identity != switch.switched.identity
+
+
+def switched(by, grid=2, place=0):
+    """The comparison of a grid after its switched runs lie `by` points above ours, one number for each seed."""
+    ours, other = DIFFERENCES.grids[grid].rows[2 * place : 2 * place + 2]
+    runs = [made_up(ours, 90 + seed, seed) for seed in range(len(by))]
+    runs += [made_up(other, 90 + seed + points, seed) for seed, points in enumerate(by)]
+    return switches_of(DIFFERENCES.grids[grid], SHELF, Results(BOOK, Records(tuple(runs))))
+
+
+def test_differences_have_the_interval_of_paired_seeds():
+    by = [-0.2, -0.9, -0.7]
+    for change in switched(by)[0].changes.values():
+        expected = stats.t.interval(0.95, 2, statistics.fmean(by), stats.sem(by))
+        assert change.value == pytest.approx(statistics.fmean(by)) and change.seeds == 3
+        assert change.interval() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("by", "effect"),
+    [
+        ([-0.6, -0.5, -0.7], "costs 0.60 points"),
+        ([0.6, 0.5, 0.7], "gains 0.60 points"),
+        ([-0.6, 0.7, 0.1], "changes nothing measurable (less than 1.68 points)"),
+        ([5.0], "gains 5.00 points"),  # by the paper's standard deviations
+        ([0.3], "changes nothing measurable"),
+    ],
+)
+def test_sentences_follow_from_the_numbers(by, effect):
+    said = sentence(switched(by))
+    assert said.startswith(f"`weights=batches` instead of `weights=samples`: {effect}")
+    assert said.endswith("on fmnist non-iid-1 with fedavg; 1 of 2 not run yet.")
+
+
+def test_the_page_of_differences_sets_runs_of_the_same_seed_against_each_other():
+    ours, other = DIFFERENCES.grids[0].rows[:2]
+    runs = [made_up(ours, accuracy, seed) for seed, accuracy in enumerate((90, 91, 50))]
+    runs += [made_up(other, accuracy, seed) for seed, accuracy in enumerate((89, 90.5))]
+    page = render(BOOK, Records(tuple(runs)), Path("figures")).split(f"## {DIFFERENCES.title}")[1]
+    line = next(line for line in page.splitlines() if line.startswith("| fmnist | iid | `fedbat` | `bounds=off`"))
+    cells = [cell.strip() for cell in line.split("|")[5:-1]]
+    assert cells[:3] == cells[4:7] == ["90.50 ± 0.71", "89.75 ± 1.06", "-0.75"] and cells[8:] == ["2", "seeds"]
+    assert "`bounds=off` instead of `bounds=0.0005,0.05`: " in page
+
+
+# Cells that deviate.
+
+
+@pytest.mark.parametrize(("accuracy", "deviates"), [(78.6, False), (78.4, True), (82.4, False), (82.6, True)])
+def test_a_cell_deviates_beyond_a_point_and_two_standard_deviations(accuracy, deviates):
+    """The paper prints 80.5 +- 1.0 for SignSGD on FMNIST with three labels a client."""
+    row = SHELF.row("fmnist", "100", "non-iid-2", "signsgd")
+    assert (row.paper.accuracy, row.paper.std) == (80.5, 1.0)
+    records = Records((made_up(row, accuracy),))
+    page = render(BOOK, records, Path("figures"))
+    listed = "| fmnist | 100 | non-iid-2 | `signsgd` | 80.5 ± 1.0 |" in page
+    assert listed is deviates is bool(Results(BOOK, records).deviating())
+    assert f"cells that deviate without a note, see below | {deviates:d} |" in page
+    explained = dataclasses.replace(BOOK, notes=(Note({"method": "signsgd"}, "A finding."),))
+    page = render(explained, records, Path("figures"))
+    assert "without a note, see below | 0 |" in page and "A finding." in page
