@@ -258,7 +258,6 @@ def test_noises_of_clients_and_layers_are_independent():
     assert (correlation - torch.eye(6)).abs().max() < 5 / math.sqrt(d)
 
 
-
 def test_fedmrn_sends_one_bit_a_weight(rng):
     part = encode(FedMRN(), torch.randn(4608, generator=rng))
     assert len(part.body()) == 4608 // 8 + 8 and part.nbits == 4608 + 32 + 64

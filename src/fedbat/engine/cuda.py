@@ -9,6 +9,7 @@ Batches and noise are those of the sequential engine on the same device. With de
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -19,7 +20,9 @@ from fedbat.engine.base import ClientResult, Evaluation
 from fedbat.engine.buffers import copy_all, record
 from fedbat.engine.fused import Flat, FusedBatches, FusedFedBAT, can_fuse
 from fedbat.engine.memory import keep_freed_memory
+from fedbat.engine.norms import fuse_norms
 from fedbat.engine.slot import Ending, Kind, Slot
+from fedbat.engine.stems import fuse_stems
 from fedbat.experiment import Federation
 from fedbat.layout import tensors_of
 from fedbat.method import Step
@@ -31,7 +34,9 @@ Precision = Literal["fp32", "tf32", "bf16"]
 _TEST_BATCH = 2500
 _MAX_SLOTS = 16  # ten streams fill an H200
 _PRIORITIES = 3  # of slots; torch tells four apart, and the first is the caller's
-_TURN = 30  # steps of a client that are launched together; launching all of them at once fills the driver's queue
+# Steps of a client that are launched together: few at first, so that all clients start; launching all at once would
+# fill the driver's queue.
+_FIRST_TURN, _TURN = 4, 30
 
 
 class CudaEngine:
@@ -43,6 +48,7 @@ class CudaEngine:
         self.federation, self.device, self.precision = federation, torch.device(device), precision
         self.captures = self.device.type == "cuda"
         torch.set_num_threads(1)  # the host only packs and unpacks: waking its other cores takes longer
+        self.fuses = self.captures and can_fuse()
         self.home = self.device
         if self.captures:  # whatever the caller computes on the device goes before training: others wait for it
             torch.cuda.set_stream(torch.cuda.Stream(self.device, priority=-_PRIORITIES))
@@ -61,7 +67,6 @@ class CudaEngine:
         self._tensors = tensors_of(self.model, federation.layout)
         self.w = {name: wide(tensor).clone() for name, tensor in self._tensors.items()}  # what the clients received
         self.compressed = {entry.name: self.w[entry.name] for entry in federation.layout.compressed}
-        self.fuses = self.captures and can_fuse()
         self.batches = FusedBatches(federation, self.x, self.y, not nchw) if self.fuses else None
         self.flat: Flat | None = None
         floats = all(x.dtype == torch.float32 for x in self.compressed.values())
@@ -88,13 +93,14 @@ class CudaEngine:
         for start in range(0, len(clients), len(self._slots)):
             wave = clients[start : start + len(self._slots)]
             slots = self._assign(wave)
-            for turn in range(0, max(len(self.plan(client)) for client in wave), _TURN):
+            longest = max(len(self.plan(client)) for client in wave)
+            for turn, end in pairwise([0, *range(_FIRST_TURN, longest + _TURN, _TURN)]):
                 for slot, client in zip(slots, wave, strict=True):
                     if turn == 0:
                         slot.begin(round_, client, memories.get(client, {}))
-                    for kind in slot.plan[turn : turn + _TURN]:
+                    for kind in slot.plan[turn:end]:
                         slot.advance(kind)
-                    if turn < len(slot.plan) <= turn + _TURN:
+                    if turn < len(slot.plan) <= end:
                         slot.encode()
             for slot, client in zip(slots, wave, strict=True):
                 yield slot.finish(round_, client)
@@ -137,8 +143,12 @@ class CudaEngine:
 
     def new_model(self) -> nn.Module:
         """A copy of the model on the device."""
-        model = copy.deepcopy(self.federation.model).to(self.device)
-        return model.to(memory_format=self._format)  # type: ignore[call-overload,no-any-return]
+        model: nn.Module = copy.deepcopy(self.federation.model).to(self.device)
+        model.to(memory_format=self._format)  # type: ignore[call-overload]
+        if self.fuses and self.precision != "fp32":  # which is bit for bit the sequential engine's arithmetic
+            fuse_norms(model)
+            fuse_stems(model)
+        return model
 
     def normalized(self, x: Tensor, *, train: bool) -> Tensor:
         """data.normalize with statistics that lie on the device already: a recorded step cannot bring them there."""

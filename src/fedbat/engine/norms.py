@@ -4,7 +4,9 @@ Native BatchNorm, ReLU and their gradients pass over the activations thirteen ti
 than the native ones, so the engine takes them only where the arithmetic is not the sequential engine's anyway.
 """
 
+from collections import Counter
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -18,23 +20,59 @@ _PROGRAMS = 128  # that share the sums over one activation; ten clients at a tim
 
 
 def fuse_norms(model: nn.Module) -> None:
-    """Let every BatchNorm2d and BatchNormReLU of a model in training compute with fused kernels."""
-    for module in model.modules():
+    """Let BatchNorm2d and BatchNormReLU compute with fused kernels; a ReLU that follows in a Sequential joins in."""
+    paths = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+    followed: dict[nn.Module, Any] = {}
+    for sequence in (module for module in model.modules() if type(module) is nn.Sequential):
+        for norm, relu in pairwise(sequence):
+            if type(norm) is nn.BatchNorm2d and type(relu) is nn.ReLU and paths[id(norm)] == paths[id(relu)] == 1:
+                followed[norm] = relu
+    for module in list(model.modules()):
         # Exactly these: a subclass may mean something else.
         if type(module) in (nn.BatchNorm2d, BatchNormReLU) and module.affine and module.track_running_stats:
             norm = cast(nn.BatchNorm2d, module)
             if norm.momentum is not None:  # None would mean a plain average over all batches
-                norm.forward = partial(_forward, norm)  # type: ignore[method-assign]
+                norm.forward = partial(_forward, norm, norm in followed)  # type: ignore[method-assign]
+                if norm in followed:
+                    followed[norm].forward = _same
 
 
-def _forward(module: nn.BatchNorm2d, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _forward(module: nn.BatchNorm2d, followed: bool, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
     inputs = [x] if shortcut is None else [x, shortcut]
     fits = all(t.is_contiguous(memory_format=torch.channels_last) and t.dtype == x.dtype for t in inputs)
-    if not module.training or not fits or x.numel() >= 1 << 31:
-        result: Tensor = type(module).forward(module, *inputs)
-        return result
-    fused: Tensor = _Norm.apply(x, shortcut, module.weight, module.bias, module)  # type: ignore[no-untyped-call]
+    if not fits or x.numel() >= 1 << 31:
+        y: Tensor = type(module).forward(module, *inputs)
+        return torch.relu(y) if followed else y
+    relu = followed or type(module) is BatchNormReLU
+    if not module.training:
+        return _tested(module, relu, x, shortcut)
+    fused: Tensor = _Norm.apply(x, shortcut, module.weight, module.bias, module, relu)  # type: ignore[no-untyped-call]
     return fused
+
+
+@torch.no_grad()
+def _tested(module: nn.BatchNorm2d, relu: bool, x: Tensor, shortcut: Tensor | None) -> Tensor:
+    """With the running statistics."""
+    assert module.running_mean is not None and module.running_var is not None
+    inverse = torch.rsqrt(module.running_var + module.eps)
+    scale = inverse * module.weight
+    saved = torch.stack([module.running_mean, inverse, scale, module.bias - module.running_mean * scale])
+    return _normalized(_Plan.of(x), x, shortcut, saved, relu)
+
+
+def _normalized(plan: "_Plan", x: Tensor, shortcut: Tensor | None, saved: Tensor, relu: bool) -> Tensor:
+    from fedbat.engine import layer_kernels as kernels
+
+    y, adds = torch.empty_like(x), shortcut is not None
+    kernels.normalize[plan.over_tiles](
+        x, shortcut if adds else x, saved, y, plan.M, plan.C,
+        ADDS=adds, RELU=relu, ROWS=plan.rows, CHANNELS=plan.channels,
+    )  # fmt: skip
+    return y
 
 
 class _Plan(NamedTuple):
@@ -75,27 +113,28 @@ class _Plan(NamedTuple):
 
 class _Norm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shortcut: Tensor | None, weight: Tensor, bias: Tensor, module: Any) -> Tensor:
-        from fedbat.engine import norm_kernels as kernels
+    def forward(
+        ctx: Any, x: Tensor, shortcut: Tensor | None, weight: Tensor, bias: Tensor, module: Any, relu: bool
+    ) -> Tensor:
+        from fedbat.engine import layer_kernels as kernels
 
-        plan, adds, relu = _Plan.of(x), shortcut is not None, type(module) is BatchNormReLU
+        plan = _Plan.of(x)
         M, C, channels, rows, parts, tiles = plan
-        sums, saved, y = plan.partial(x), torch.empty(4, C, device=x.device), torch.empty_like(x)
+        sums, saved = plan.partial(x), torch.empty(4, C, device=x.device)
         kernels.moments[plan.over_parts](x, sums, M, C, parts, TILES=tiles, ROWS=rows, CHANNELS=channels)
         kernels.settle_moments[plan.over_channels](
             x, sums, weight, bias, module.running_mean, module.running_var, module.num_batches_tracked, saved,
             M, C, parts, module.eps, module.momentum, MOST=_power(parts), CHANNELS=channels,
         )  # fmt: skip
-        kernels.normalize[plan.over_tiles](
-            x, shortcut if adds else x, saved, y, M, C, ADDS=adds, RELU=relu, ROWS=rows, CHANNELS=channels
-        )
+        y = _normalized(plan, x, shortcut, saved, relu)
+        adds = shortcut is not None
         ctx.save_for_backward(x, y if adds and relu else x, saved)
         ctx.kind = {"ADDS": adds, "RELU": relu, "ROWS": rows, "CHANNELS": channels}
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        from fedbat.engine import norm_kernels as kernels
+        from fedbat.engine import layer_kernels as kernels
 
         x, y, saved = ctx.saved_tensors
         grad = grads[0].contiguous(memory_format=torch.channels_last)
@@ -111,7 +150,7 @@ class _Norm(torch.autograd.Function):
         kernels.pull_back[plan.over_tiles](
             x, grad, y, saved, factors, x_grad, x_grad if shortcut_grad is None else shortcut_grad, M, C, **ctx.kind
         )
-        return x_grad, shortcut_grad, weight_grad, bias_grad, None
+        return x_grad, shortcut_grad, weight_grad, bias_grad, None, None
 
 
 def _power(number: int) -> int:

@@ -17,7 +17,6 @@ from fedbat.data import augment
 from fedbat.engine.base import ClientResult
 from fedbat.engine.buffers import copy_all, descend, halve, record, zeros
 from fedbat.engine.fused import FusedFedBAT
-from fedbat.engine.norms import fuse_norms
 from fedbat.engine.outbox import Outbox
 from fedbat.engine.sequential import draw_epochs
 from fedbat.layout import tensors_of
@@ -53,8 +52,6 @@ class Slot:
     def __init__(self, engine: "CudaEngine", priority: int) -> None:
         self.engine, self.method, self.w, device = engine, engine.federation.method, engine.compressed, engine.device
         self.model = engine.new_model().train()
-        if engine.fuses and engine.precision != "fp32":
-            fuse_norms(self.model)
         self.method.instrument(self.model, list(self.w))
         self.live = tensors_of(self.model, engine.federation.layout)
         # In bf16 the layers compute with half-precision copies: cast all at once, not one by one by autocast.

@@ -1,4 +1,4 @@
-"""Triton kernels of `norms`: BatchNorm, ReLU and the sum with a shortcut, in as few passes over memory as there can be.
+"""Triton kernels of `norms` (BatchNorm, ReLU and the sum with a shortcut) and `stems` (patches of images).
 
 Activations lie channels_last: a matrix of M rows (samples and pixels) and C channels. Sums over rows are taken in parts
 (one program each), then settled; their order is fixed, so the same input always gives the same bits.
@@ -155,3 +155,19 @@ def _tile(M, C, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     real = c < C
     return row[:, None] * C + c[None, :], c, (row < M)[:, None] & real[None, :], real
+
+
+@triton.jit
+def patches(
+    x, rows, M, HEIGHT, WIDTH, batch_stride, channel_stride, row_stride, column_stride,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
+    VALUES: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """rows[b, i, j] <- what a K x K filter sees there (its rows, columns, channels), filled up with zeros."""
+    row, value = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None], tl.arange(0, VALUES)[None, :]
+    i = row // WIDTH % HEIGHT * STRIDE + value // (K * C) - PADDING
+    j = row % WIDTH * STRIDE + value // C % K - PADDING
+    inside = (row < M) & (value < K * K * C) & (i >= 0) & (i < H) & (j >= 0) & (j < W)
+    at = row // (HEIGHT * WIDTH) * batch_stride + value % C * channel_stride + i * row_stride + j * column_stride
+    seen = tl.load(x + at, mask=inside, other=0.0)
+    tl.store(rows + row * VALUES + value, seen.to(rows.dtype.element_ty), mask=row < M)
