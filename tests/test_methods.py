@@ -242,6 +242,17 @@ def test_zerofl_is_tested_sparse_but_for_the_first_layer(rng):
     assert all(torch.equal(seen, w[k]) for k, seen in ZeroFL(test_dense=True).evaluate(w).items())
 
 
+def test_zerofl_may_train_dense_and_prune_only_what_it_sends(rng):
+    method, w = ZeroFL(train_sparsity=0), {"first": torch.randn(9, 9, generator=rng)}
+    model = nn.Sequential(nn.Linear(9, 9), nn.Linear(9, 100))
+    assert not method.alters_forward(Step(0, 1)) and not method.instrument(model, ["0.weight", "1.weight"])
+    assert torch.equal(method.evaluate(w)["first"], w["first"])
+    update = {"1.weight": torch.randn(100, 9, generator=rng)}
+    parts, _ = method.encode({"1.weight": torch.zeros(100, 9)}, Local(update), {}, UniformNoise(0, "x"))
+    assert (parts["1.weight"].unpack() != 0).sum() == 27
+    assert (ZeroFL(train_sparsity=0.5, sparse_first_layer=True).evaluate(w)["first"] != 0).sum() == 41
+
+
 def test_swat_gradients_are_dense_at_the_papers_sparsity():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3))
@@ -351,7 +362,8 @@ def test_defaults_are_the_papers():
         "signsgd": {"alpha": 0.001},
         "stoc-signsgd": {"alpha": 0.01, "norm": "inf"},
         "zerofl": {
-            "sparsity": 0.97, "extra": 0.0, "variant": "weights-diff", "sparse_first_layer": False, "test_dense": False,
+            "sparsity": 0.97, "train_sparsity": None, "extra": 0.0, "variant": "weights-diff",
+            "sparse_first_layer": False, "test_dense": False,
         },
     }  # fmt: skip
 

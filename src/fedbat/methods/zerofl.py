@@ -36,6 +36,7 @@ class ZeroFL(Method):
     """Trains sparse (SWAT), sends the largest 1 - sparsity + extra of each layer."""
 
     sparsity: float = 0.97
+    train_sparsity: float | None = None  # of local training and tests; off: the same; 0: dense, only uploads are pruned
     extra: float = 0.0  # r_mask
     variant: Variant = "weights-diff"  # what is sent, and by whose magnitude it is chosen
     sparse_first_layer: bool = False
@@ -43,6 +44,8 @@ class ZeroFL(Method):
 
     def __post_init__(self) -> None:
         check_range("sparsity", self.sparsity, 0, 0.9999, "the paper uses 0.97")
+        if self.train_sparsity is not None:
+            check_range("train_sparsity", self.train_sparsity, 0, 0.9999, "off is that of the upload")
         check_range("extra", self.extra, 0, self.sparsity, "it is r_mask; extra=sparsity sends everything")
         check_choice("variant", self.variant, Variant)
 
@@ -53,7 +56,7 @@ class ZeroFL(Method):
 
     def alters_forward(self, step: Step) -> bool:
         """SWAT sparsifies from the first step."""
-        return True
+        return self._train_sparsity > 0
 
     def forward(self, w: Tensors, local: Local, u: Tensors) -> Forward:
         """topk(w + m)."""
@@ -80,14 +83,20 @@ class ZeroFL(Method):
 
     def evaluate(self, w: Tensors) -> Tensors:
         """Tested as trained: sparse."""
-        return w if self.test_dense else self._sparse(w)
+        return w if self.test_dense or not self._train_sparsity else self._sparse(w)
+
+    @property
+    def _train_sparsity(self) -> float:
+        return self.sparsity if self.train_sparsity is None else self.train_sparsity
 
     def _sparse(self, w: Tensors) -> Tensors:
         dense = () if self.sparse_first_layer else (next(iter(w), None),)
-        return {name: x if name in dense else keep_top(x, 1 - self.sparsity) for name, x in w.items()}
+        return {name: x if name in dense else keep_top(x, 1 - self._train_sparsity) for name, x in w.items()}
 
     def instrument(self, model: nn.Module, names: list[str]) -> list[RemovableHandle]:
         """Convolutions and linear layers save sparse inputs for their backward pass."""
+        if not self._train_sparsity:
+            return []
         trained_sparse = names if self.sparse_first_layer else names[1:]
         handles: list[RemovableHandle] = []
         for name, module in model.named_modules():
@@ -103,7 +112,7 @@ class ZeroFL(Method):
 
             def pack(saved: Tensor) -> Tensor:
                 # The input may be saved flattened or cast. A weight of the same size is sparse already, so no harm.
-                return keep_top(saved, 1 - self.sparsity) if saved.numel() == activations.numel() else saved
+                return keep_top(saved, 1 - self._train_sparsity) if saved.numel() == activations.numel() else saved
 
             context = torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved)
             context.__enter__()
