@@ -128,20 +128,20 @@ def compare_uploads(method: str, dataset: str, model: str | None, epochs: int) -
 def noise() -> list[dict]:
     """What different clients, and one client in different rounds, draw in recorded steps: no more alike than chance."""
     found = []
-    for bits in ("last", "fresh"):  # drawn by tensor code; drawn for the fused kernels
-        settings = {"phi": "0", "bits": bits}
+    for sent in ("last", "fresh"):  # drawn by tensor code; drawn for the fused kernels
+        settings = {"phi": "0", "sent": sent}
         federation = prepare(Experiment(method="fedbat", settings=settings, dataset="fmnist", epochs=1, lr=1e-9))
         engine, w, clients = CudaEngine(federation), initial_state(federation).w, federation.sampled(0)
         drawn = []
         for round_ in range(2):
             uploads = [Payload.from_bytes(r.upload, federation.layout) for r in engine.train(w, round_, clients, {})]
-            if bits == "last":  # nothing is learned at this rate, so that the last signs are noise and nothing else
+            if sent == "last":  # nothing is learned at this rate, so that the last signs are noise and nothing else
                 drawn += [torch.cat([part.unpack() > 0 for part in upload.parts.values()]) for upload in uploads]
             else:
                 drawn += [slot.fused.noise.cpu() > 0.5 for slot in engine._slots]
         agree = [float((a == b).float().mean()) - 0.5 for a, b in itertools.combinations(drawn, 2)]
         worst, bound = max(map(abs, agree)), 5 * 0.5 / len(drawn[0]) ** 0.5
-        row = {"bits": bits, "pairs": len(agree), "count": len(drawn[0]), "worst": worst, "five_sigma": bound}
+        row = {"sent": sent, "pairs": len(agree), "count": len(drawn[0]), "worst": worst, "five_sigma": bound}
         found.append(say(row | {"ok": worst <= bound}))
     return found
 

@@ -344,7 +344,7 @@ def test_defaults_are_the_papers():
         "eden": {"bits": 2},
         "ef-signsgd": {"memory": True},
         "fedavg": {},
-        "fedbat": {"rho": 6.0, "phi": 0.5, "step": "learned", "bounds": (5e-4, 5e-2), "bits": "fresh"},
+        "fedbat": {"rho": 6.0, "phi": 0.5, "step": "learned", "bounds": (5e-4, 5e-2), "sent": "fresh"},
         "fedmrn": {"mask": "binary", "half_width": None},
         "fedpaq": {"bits": 4, "norm": "max"},
         "noisy-signsgd": {"alpha": 0.01, "sigma": 0.01},
@@ -375,9 +375,9 @@ def test_methods_are_frozen_hashable_and_round_trip_through_text(name):
         ("fedbat", {"rho": "six"}, "rho='six' could not be read; write it like its default, 6"),
         ("fedbat", {"bounds": "0.1,0.01"}, "expected 0 < lower <= upper"),
         ("fedbat", {"bounds": "0.1"}, "could not be read"),
-        ("fedbat", {"bits": "2"}, "bits=2, expected one of fresh, last"),
+        ("fedbat", {"sent": "both"}, "sent=both, expected one of fresh, last"),
         ("fedbat", {"step": "x"}, "step=x, expected one of learned, fixed, inf-norm"),
-        ("fedbat", {"foo": "1"}, "FedBAT has no setting 'foo'; it has rho, phi, step, bounds, bits"),
+        ("fedbat", {"foo": "1"}, "FedBAT has no setting 'foo'; it has rho, phi, step, bounds, sent"),
         ("fedavg", {"foo": "1"}, "FedAvg has no setting 'foo'; it has none"),
         ("signsgd", {"alpha": "0"}, r"alpha=0.0, expected a number in \(0"),
         ("drive", {"scale": "l1"}, "scale=l1, expected one of unbiased, mse"),
@@ -398,7 +398,7 @@ def test_bad_settings_say_got_expected_fix(name, settings, message):
 
 
 def test_settings_from_text():
-    assert make_method("fedbat", {"bounds": "off", "rho": "4", "bits": "last"}) == FedBAT(4.0, bounds=None, bits="last")
+    assert make_method("fedbat", {"bounds": "off", "rho": "4", "sent": "last"}) == FedBAT(4.0, bounds=None, sent="last")
     assert make_method("stoc-signsgd", {"alpha": "off"}) == StocSignSGD(None)
     assert parse_settings(ZeroFL, {"sparse_first_layer": "on"}) == {"sparse_first_layer": True}
     assert [show(x) for x in (None, True, False, (0.0005, 0.05), 6.0, 4)] == [

@@ -249,9 +249,9 @@ def test_a_layer_that_starts_to_move_late_gets_its_step_size_then():
 
 
 def test_last_bits_without_a_binarized_pass_are_fresh_and_after_a_pass_at_zero_are_nothing():
-    ended_in_warm_up, *_ = _finish(FedBAT(phi=1, bits="last"), 5, 5)
+    ended_in_warm_up, *_ = _finish(FedBAT(phi=1, sent="last"), 5, 5)
     assert all(part.step > 0 for part in ended_in_warm_up.payload.parts.values())
-    one_step, *_ = _finish(FedBAT(phi=0, bits="last"), 1, 1)
+    one_step, *_ = _finish(FedBAT(phi=0, sent="last"), 1, 1)
     assert all(part.step == 0 for part in one_step.payload.parts.values())
 
 
@@ -264,7 +264,7 @@ def test_fixed_step_is_rho_zero_bit_for_bit():
 def test_last_bits_are_those_of_the_last_forward_pass():
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    local = begin(FedBAT(phi=0.5, bits="last"), model, optimizer, 6)
+    local = begin(FedBAT(phi=0.5, sent="last"), model, optimizer, 6)
     start = {k: v.clone() for k, v in local._w.items()}
     batches = some_batches(6)
     run(model, optimizer, batches[:5])
@@ -287,7 +287,7 @@ def test_frozen_layer_is_not_sent():
 
 
 VARIANTS = [(name, {}) for name in sorted(METHODS)] + [
-    ("fedbat", {"bits": "last"}),
+    ("fedbat", {"sent": "last"}),
     ("fedbat", {"step": "inf-norm", "phi": "0"}),
     ("stoc-signsgd", {"norm": "l2"}),
     ("fedpaq", {"bits": "3", "norm": "l2"}),

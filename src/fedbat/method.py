@@ -7,6 +7,7 @@ tensors in, tensors out; noise is an argument; a method holds its hyper-paramete
 Methods see only the tensors that are compressed: no method file mentions BatchNorm, engines, devices or files.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
@@ -115,3 +116,8 @@ class Method:
     def settings(self) -> dict[str, Any]:
         """The hyper-parameters by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def settings_of_record(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """`settings()` as an earlier version recorded them, under the names they have now."""
+        return dict(settings)

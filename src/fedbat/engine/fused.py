@@ -74,7 +74,7 @@ class FusedFedBAT:
     @staticmethod
     def suits(method: Method) -> bool:
         """Whether these kernels say what this method says."""
-        return type(method) is FedBAT and method.step != "inf-norm" and method.bits == "fresh"
+        return type(method) is FedBAT and method.step != "inf-norm" and method.sent == "fresh"
 
     def forward(self, generator: torch.Generator) -> None:
         """Let the weights be w + S(m, alpha)."""

@@ -6,7 +6,7 @@ m and one step size alpha per layer are trained through S (Algorithm 1). Equatio
 Where the paper and the authors' code (Leopold1423/fedbat-icml24) differ:
 - alpha is held within `bounds`, [5e-4, 5e-2] as in the code; the paper has none (`bounds=None`).
 - alpha_e is what the optimizer trains, as in the code and Eq. 10; Eq. 14 writes the step on alpha itself.
-- `bits="fresh"` sends S(m_tau, alpha_tau) drawn anew, as the code; `bits="last"` sends the bits and the alpha of
+- `sent="fresh"` sends S(m_tau, alpha_tau) drawn anew, as the code; `sent="last"` sends the bits and the alpha of
   the last forward pass, as Algorithm 1 (with phi = 0 and tau = 1 that pass saw S(0) = 0, so nothing is ever sent).
 - The code ships float32 weights although the paper counts bits; here (bits, alpha) are packed.
 - The server weighs clients by samples, as the paper; the code by batches.
@@ -20,9 +20,10 @@ Where we depart from both:
 - alpha_e joins its layer's parameter group: with weight decay, which the paper does not use, it decays too.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import floor
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ from fedbat.settings import check_choice, check_range
 from fedbat.streams import Noise, Tensors
 
 StepRule = Literal["learned", "fixed", "inf-norm"]
-Bits = Literal["fresh", "last"]
+Sent = Literal["fresh", "last"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class FedBAT(Method):
     phi: float = 0.5  # share of the local steps that warm up without binarization
     step: StepRule = "learned"  # fixed: rho = 0; inf-norm: the theorems' alpha = ||m||_inf, never bounded
     bounds: tuple[float, float] | None = (5e-4, 5e-2)  # of alpha, for step = learned and fixed
-    bits: Bits = "fresh"
+    sent: Sent = "fresh"  # which draw of S is sent
 
     noisy_forward: ClassVar[bool] = True
 
@@ -60,7 +61,7 @@ class FedBAT(Method):
             "it is the warm-up share of the local steps; phi=0 binarizes from the first",
         )
         check_choice("step", self.step, StepRule)
-        check_choice("bits", self.bits, Bits)
+        check_choice("sent", self.sent, Sent)
         if self.bounds is not None and not 0 < self.bounds[0] <= self.bounds[1] < float("inf"):
             raise ConfigError(
                 f"bounds={self.bounds}, expected 0 < lower <= upper; use 5e-4,5e-2 as the authors, or off for none"
@@ -107,7 +108,7 @@ class FedBAT(Method):
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
         """One bit a weight and alpha: those of the last forward pass (Algorithm 1, line 23), or drawn anew."""
         parts: dict[str, Part] = {}
-        if self.bits == "last" and local.last is not None:
+        if self.sent == "last" and local.last is not None:
             for (name, s), alpha in zip(local.last.kept.items(), local.last.shared["alpha"], strict=True):
                 parts[name] = Signs.of(s > 0, alpha)
             return parts, memory
@@ -116,6 +117,11 @@ class FedBAT(Method):
         for (name, m), alpha in zip(local.update.items(), alphas, strict=True):
             parts[name] = Signs.of(stochastic_sign(m, alpha, u[name]), alpha * m.any())
         return parts, memory
+
+    @classmethod
+    def settings_of_record(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """`sent` was called `bits` once."""
+        return {"sent" if value in get_args(Sent) else name: value for name, value in settings.items()}
 
     @property
     def _learns(self) -> bool:
