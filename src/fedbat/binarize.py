@@ -18,7 +18,7 @@ def straight_through(value: Tensor, surrogate: Tensor) -> Tensor:
 
 def stochastic_sign(m: Tensor, alpha: Tensor, u: Tensor) -> Tensor:
     """True (+1) with probability (alpha + m) / (2 alpha), clipped to [0, 1], else False (-1).  (Eq. 7)"""
-    return u <= _probability(m, alpha)
+    return _margin(m, alpha, u) >= 0
 
 
 def binarize(m: Tensor, alpha: Tensor, u: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def binarize(m: Tensor, alpha: Tensor, u: Tensor) -> Tensor:
 def binarize_forward(m: Tensor, alpha: Tensor, u: Tensor) -> Tensor:
     """S(m, alpha) without gradients: alpha with the stochastic sign."""
     # Float arithmetic throughout: on a CPU this is ten times faster than a comparison and torch.where.
-    return torch.copysign(alpha, _probability(m, alpha) - u)
+    return torch.copysign(alpha, _margin(m, alpha, u))
 
 
 def binarize_backward(m: Tensor, alpha: Tensor, s: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,9 +42,7 @@ def binarize_backward(m: Tensor, alpha: Tensor, s: Tensor, grad: Tensor) -> tupl
     dS/dalpha is s/alpha outside and s/alpha - m/alpha inside, so alpha * dL/dalpha = <grad, s> - <dL/dm, m>:
     two inner products over the layer and no division, hence right at alpha = 0 too.
     """
-    # grad * [|m| <= alpha] in one pass; the operator's interval is open, so its bound is the float after 1.
-    after_one = 1 + torch.finfo(m.dtype).eps
-    grad_m = torch.ops.aten.hardtanh_backward(grad, m / _divisor(alpha), -after_one, after_one)
+    grad_m = m.abs().le_(alpha).mul_(grad)  # compared in place the mask is of floats: ten times faster on a CPU
     return grad_m, (inner(grad, s) - inner(grad_m, m)).to(m.dtype)
 
 
@@ -118,10 +116,11 @@ def _in_storage_order(x: Tensor, like: Tensor) -> Tensor:
     return x.permute(sorted(range(x.dim()), key=like.stride, reverse=True)).reshape(-1)
 
 
-def _probability(m: Tensor, alpha: Tensor) -> Tensor:
-    """Of +1, before clipping to [0, 1]."""
+def _margin(m: Tensor, alpha: Tensor, u: Tensor) -> Tensor:
+    """(alpha + m) / (2 alpha) - u: the probability of +1 before clipping, minus the noise."""
     # Divide, don't multiply by 1/alpha: a correctly rounded m/alpha >= 1 makes m > alpha certain, as Eq. 6 says.
-    return torch.add(m.new_full((), 0.5), m / _divisor(alpha), alpha=0.5)
+    # 1/2 - u is exact and a quotient cannot be fused with a sum: every device finds the same bits.
+    return (0.5 - u).addcdiv_(m, 2 * _divisor(alpha))
 
 
 def _divisor(alpha: Tensor) -> Tensor:

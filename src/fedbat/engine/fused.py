@@ -98,7 +98,7 @@ class FusedFedBAT:
         torch._foreach_copy_([self.grads[name] for name in grads], list(grads.values()))
         kernels.fedbat_backward[(flat.num_blocks,)](
             self.latent, self.w, self.noise, flat.noise_start, self.grad, self.alpha, self.slope, *self._tables,
-            self.lr, AFTER_ONE=1 + torch.finfo(torch.float32).eps, BLOCK=_BLOCK,
+            self.lr, BLOCK=_BLOCK,
         )  # fmt: skip
         num = len(flat.like)
         kernels.fedbat_settle[(1,)](

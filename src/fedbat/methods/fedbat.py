@@ -96,13 +96,13 @@ class FedBAT(Method):
     def pull_back(self, w: Tensors, local: Local, u: Tensors, seen: Forward, grad: Tensors) -> tuple[Tensors, Tensors]:
         """Eq. 8 for m, Eq. 9 summed over the layer for alpha, and on to alpha_e by Eq. 10."""
         grads, learned = {}, {}
-        alphas, slopes = seen.shared["alpha"], seen.shared["slope"]
-        for (name, m), alpha, slope in zip(local.update.items(), alphas, slopes, strict=True):
+        alphas, paces = seen.shared["alpha"], self.rho * (seen.shared["slope"] > 0)  # 0 where a bound holds alpha
+        for (name, m), alpha, pace in zip(local.update.items(), alphas, paces, strict=True):
             if name not in grad:  # the layer took no part in the forward pass
                 continue
             grads[name], alpha_grad = binarize_backward(m, alpha, seen.kept[name], grad[name])
-            if self._learns:  # slope / alpha = rho, or 0 where a bound holds alpha
-                learned[name] = self.rho * alpha_grad * (slope > 0)
+            if self._learns:
+                learned[name] = pace * alpha_grad
         return grads, learned
 
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
