@@ -31,7 +31,8 @@ from fedbat.engine import cuda
 from fedbat.engine.cuda import CudaEngine
 from fedbat.engine.sequential import SequentialEngine
 from fedbat.experiment import Experiment, prepare
-from fedbat.parts import Dense, Levels, Signs, Sparse
+from fedbat.levels import Coded
+from fedbat.parts import Dense, Signs, Sparse
 from fedbat.simulation import initial_state, rounds
 
 MAX_FLIPPED, MAX_DENSE, MAX_RATIO = 1e-3, 1e-4, 1.05
@@ -73,18 +74,21 @@ def main() -> None:
 
 def parity() -> list[dict]:
     """All methods after one epoch and after ten, and one with augmentation where CIFAR-10 is at hand."""
-    cells = [(method, "fmnist", None, epochs) for epochs in (1, 10) for method in METHODS]
+    variants = [*((method, {}) for method in METHODS), ("fedbat", {"bits": "2"})]
+    cells = [(*variant, "fmnist", None, epochs) for epochs in (1, 10) for variant in variants]
     try:
         prepare(Experiment(dataset="cifar10"))
-        cells += [(method, "cifar10", "resnet10-narrow", 1) for method in ("fedavg", "fedbat", "zerofl")]
+        cells += [(method, {}, "cifar10", "resnet10-narrow", 1) for method in ("fedavg", "fedbat", "zerofl")]
     except Exception as error:
         print(f"CIFAR-10 is left out: {error}")
     return [say(compare_uploads(*cell)) for cell in cells]
 
 
-def compare_uploads(method: str, dataset: str, model: str | None, epochs: int) -> dict:
+def compare_uploads(method: str, settings: dict, dataset: str, model: str | None, epochs: int) -> dict:
     """The same batches and noise in both engines: how far apart are the uploads?"""
-    federation = prepare(Experiment(method=method, dataset=dataset, model=model, partition="dirichlet", epochs=epochs))
+    federation = prepare(
+        Experiment(method=method, settings=settings, dataset=dataset, model=model, partition="dirichlet", epochs=epochs)
+    )
     w, client = initial_state(federation).w, federation.sampled(0)[0]
     before = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic
     torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = False, True
@@ -102,7 +106,7 @@ def compare_uploads(method: str, dataset: str, model: str | None, epochs: int) -
         if isinstance(one, Signs):
             flipped += int(((one.unpack() > 0) != (other.unpack() > 0)).sum())
             apart.append(float((one.scale - other.scale).abs()))
-        elif isinstance(one, Levels):
+        elif isinstance(one, Coded):
             flipped += int((one.codes != other.codes).sum())
             apart.append(float((one.scale - other.scale).abs()))
         elif isinstance(one, Sparse):
@@ -114,7 +118,7 @@ def compare_uploads(method: str, dataset: str, model: str | None, epochs: int) -
     apart += [float((a.rest[name] - b.rest[name]).abs().max()) for name in a.rest]
     share, far = flipped / total, max(apart)
     return {
-        "method": method,
+        "method": " ".join([method, *(f"{name}={value}" for name, value in settings.items())]),
         "dataset": dataset,
         "steps": federation.num_steps(client),
         "flipped": share,

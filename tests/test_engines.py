@@ -30,6 +30,9 @@ SMALL = Experiment(
 )
 VARIANTS = [(name, {}) for name in sorted(METHODS)] + [
     ("fedbat", {"sent": "last"}),
+    ("fedbat", {"bits": "2"}),
+    ("fedbat", {"bits": "3", "sent": "last"}),
+    ("fedbat", {"bits": "4", "step": "inf-norm"}),
     ("fedbat", {"phi": "0"}),
     ("fedbat", {"phi": "1"}),
     ("fedbat", {"step": "inf-norm", "phi": "0.2"}),

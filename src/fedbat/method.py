@@ -62,6 +62,11 @@ class Method:
         """Whether the parts hold weights and not updates."""
         return False
 
+    @property
+    def step_bounds(self) -> tuple[float, float] | None:
+        """Within which it holds the step sizes it sends, if it does; 0 is always allowed, for layers that are still."""
+        return None
+
     def learnables(self, w: Tensors) -> Tensors:
         """Initial values of what is learned beside m."""
         return {}

@@ -74,7 +74,7 @@ class FusedFedBAT:
     @staticmethod
     def suits(method: Method) -> bool:
         """Whether these kernels say what this method says."""
-        return type(method) is FedBAT and method.step != "inf-norm" and method.sent == "fresh"
+        return type(method) is FedBAT and method.step != "inf-norm" and method.sent == "fresh" and method.bits == 1
 
     def forward(self, generator: torch.Generator) -> None:
         """Let the weights be w + S(m, alpha)."""
