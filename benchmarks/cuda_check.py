@@ -31,7 +31,9 @@ from fedbat.engine import cuda
 from fedbat.engine.cuda import CudaEngine
 from fedbat.engine.sequential import SequentialEngine
 from fedbat.experiment import Experiment, prepare
-from fedbat.parts import Dense, Levels, Signs, Sparse
+from fedbat.levels import Coded
+from fedbat.parts import Dense, Signs, Sparse
+from fedbat.seeded_parts import Rotated
 from fedbat.simulation import initial_state, rounds
 
 MAX_FLIPPED, MAX_DENSE, MAX_RATIO = 1e-3, 1e-4, 1.05
@@ -75,19 +77,23 @@ def main() -> None:
 
 
 def parity() -> list[dict]:
-    """All methods after one epoch and after ten, and one with augmentation where CIFAR-10 is at hand."""
-    cells = [(method, "fmnist", None, epochs) for epochs in (1, 10) for method in METHODS]
+    """Methods after one epoch and after ten, and one with augmentation where CIFAR-10 is at hand."""
+    variants = [(name, {}) for name, kind in METHODS.items() if not kind.needs_step]  # which this engine cannot train
+    variants.append(("fedbat", {"bits": "2"}))
+    cells = [(*variant, "fmnist", None, epochs) for epochs in (1, 10) for variant in variants]
     try:
         prepare(Experiment(dataset="cifar10"))
-        cells += [(method, "cifar10", "resnet10-narrow", 1) for method in ("fedavg", "fedbat", "zerofl")]
+        cells += [(method, {}, "cifar10", "resnet10-narrow", 1) for method in ("fedavg", "fedbat", "zerofl")]
     except Exception as error:
         print(f"CIFAR-10 is left out: {error}")
     return [say(compare_uploads(*cell)) for cell in cells]
 
 
-def compare_uploads(method: str, dataset: str, model: str | None, epochs: int) -> dict:
+def compare_uploads(method: str, settings: dict, dataset: str, model: str | None, epochs: int) -> dict:
     """The same batches and noise in both engines: how far apart are the uploads?"""
-    federation = prepare(Experiment(method=method, dataset=dataset, model=model, partition="dirichlet", epochs=epochs))
+    federation = prepare(
+        Experiment(method=method, settings=settings, dataset=dataset, model=model, partition="dirichlet", epochs=epochs)
+    )
     w, client = initial_state(federation).w, federation.sampled(0)[0]
     before = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic
     torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = False, True
@@ -105,8 +111,11 @@ def compare_uploads(method: str, dataset: str, model: str | None, epochs: int) -
         if isinstance(one, Signs):
             flipped += int(((one.unpack() > 0) != (other.unpack() > 0)).sum())
             apart.append(float((one.scale - other.scale).abs()))
-        elif isinstance(one, Levels):
+        elif isinstance(one, Coded):
             flipped += int((one.codes != other.codes).sum())
+            apart.append(float((one.scale - other.scale).abs()))
+        elif isinstance(one, Rotated):
+            flipped += int((one.levels() != other.levels()).sum())
             apart.append(float((one.scale - other.scale).abs()))
         elif isinstance(one, Sparse):
             flipped += one.numel - int(((one.unpack() != 0) == (other.unpack() != 0)).sum())
@@ -119,7 +128,7 @@ def compare_uploads(method: str, dataset: str, model: str | None, epochs: int) -
     apart += [float((a.rest[name] - b.rest[name]).abs().max()) for name in a.rest]
     share, far = flipped / total, max(apart)
     return {
-        "method": method,
+        "method": " ".join([method, *(f"{name}={value}" for name, value in settings.items())]),
         "dataset": dataset,
         "steps": federation.num_steps(client),
         "flipped": share,
@@ -133,20 +142,20 @@ def compare_uploads(method: str, dataset: str, model: str | None, epochs: int) -
 def noise() -> list[dict]:
     """What different clients, and one client in different rounds, draw in recorded steps: no more alike than chance."""
     found = []
-    for bits in ("last", "fresh"):  # drawn by tensor code; drawn for the fused kernels
-        settings = {"phi": "0", "bits": bits}
+    for sent in ("last", "fresh"):  # drawn by tensor code; drawn for the fused kernels
+        settings = {"phi": "0", "sent": sent}
         federation = prepare(Experiment(method="fedbat", settings=settings, dataset="fmnist", epochs=1, lr=1e-9))
         engine, w, clients = CudaEngine(federation), initial_state(federation).w, federation.sampled(0)
         drawn = []
         for round_ in range(2):
             uploads = [Payload.from_bytes(r.upload, federation.layout) for r in engine.train(w, round_, clients, {})]
-            if bits == "last":  # nothing is learned at this rate, so that the last signs are noise and nothing else
+            if sent == "last":  # nothing is learned at this rate, so that the last signs are noise and nothing else
                 drawn += [torch.cat([part.unpack() > 0 for part in upload.parts.values()]) for upload in uploads]
             else:
                 drawn += [slot.fused.noise.cpu() > 0.5 for slot in engine._slots]
         agree = [float((a == b).float().mean()) - 0.5 for a, b in itertools.combinations(drawn, 2)]
         worst, bound = max(map(abs, agree)), 5 * 0.5 / len(drawn[0]) ** 0.5
-        row = {"bits": bits, "pairs": len(agree), "count": len(drawn[0]), "worst": worst, "five_sigma": bound}
+        row = {"sent": sent, "pairs": len(agree), "count": len(drawn[0]), "worst": worst, "five_sigma": bound}
         found.append(say(row | {"ok": worst <= bound}))
     return found
 

@@ -9,7 +9,7 @@ COLUMNS = {
              "peak_MiB", "best_accuracy"),
     "ratio": ("precision", "fedavg_round", "fedbat_round", "fedbat_over_fedavg", "peak_MiB_of_ten_clients"),
     "parity": ("method", "dataset", "steps", "flipped", "dense", "same_bytes"),
-    "noise": ("bits", "pairs", "count", "worst", "five_sigma"),
+    "noise": ("sent", "pairs", "count", "worst", "five_sigma"),
     "free": ("dataset", "rounds", "bf16", "sequential", "apart", "bound"),
 }  # fmt: skip
 TITLES = {

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from fedbat.layout import Entry, Layout
-from fedbat.parts import Dense, Levels, Part, Signs, Sparse
+from fedbat.levels import Levels, OddLevels
+from fedbat.parts import Dense, Part, Signs, Sparse
 from fedbat.seeded_parts import MaskedNoise, RotatedLevels, RotatedSigns
 from fedbat.wire import Payload
 
@@ -110,6 +111,16 @@ def messages() -> list[tuple[str, int, list[tuple[Any, ...]]]]:
                 ("no-mask", "float32", [0, 0], masked_noise(0, 1.0, 3, signed=False)),
             ],
         ),
+        (
+            "odd-levels",
+            6,
+            [
+                *((f"b{b}", "float32", [3, 7], odd_levels(21, b, 0.1 * b)) for b in (2, 3, 4)),
+                ("largest", "float32", [1, 5], odd_levels(5, 4, 2e37)),
+                ("still", "float32", [2, 2], odd_levels(4, 2, 0.0)),
+                ("none", "float32", [3, 0], odd_levels(0, 3, 1.0)),
+            ],
+        ),
     ]
 
 
@@ -132,6 +143,12 @@ def levels(count: int, width: int, scale: float) -> dict[str, Any]:
     j = [5 * i % (2 * s + 1) - s for i in range(count)]
     values = [_float32(_float32(x / s) * scale) for x in j]
     return {"kind": "levels", "width": width, "scale": scale, "levels": j, "values": values}
+
+
+def odd_levels(count: int, width: int, step: float) -> dict[str, Any]:
+    codes, step = [5 * i % 2**width for i in range(count)], _float32(step)
+    values = [_float32((2 * code + 1 - 2**width) * step) for code in codes]
+    return {"kind": "odd-levels", "width": width, "step": step, "codes": codes, "values": values}
 
 
 def sparse(count: int, positions: list[int], kept: list[float]) -> dict[str, Any]:
@@ -231,6 +248,8 @@ def _part(kind: str, values: list[float], **more: Any) -> Part:
         return Signs.of(x > 0, torch.tensor(more["step"]))
     if kind == "levels":
         return Levels.of(torch.tensor(more["levels"]), torch.tensor(more["scale"]), more["width"])
+    if kind == "odd-levels":
+        return OddLevels.of(torch.tensor(more["codes"]), torch.tensor(more["step"]), more["width"])
     if "seed" in more:
         return _seeded_part(kind, **more)
     positions = torch.tensor(more["positions"], dtype=torch.int64)

@@ -11,12 +11,15 @@ from fedbat.binarize import (
     binarize,
     binarize_backward,
     binarize_forward,
+    codes_of,
     inner,
     keep_top,
     mean_abs,
     num_kept,
+    reach,
     sign_or_coin,
     step_size,
+    stochastic_codes,
     stochastic_levels,
     stochastic_sign,
     straight_through,
@@ -44,6 +47,23 @@ def _slow_gradients(x: float, alpha: float, s: float) -> tuple[float, float]:
     return 1.0, s / alpha - x / alpha
 
 
+def _slow_quantize(x: float, alpha: float, u: float, bits: int) -> float:
+    """Between which two levels x lies, and the upper one with the probability that makes the mean x."""
+    levels = [alpha * (2 * j + 1 - 2**bits) for j in range(2**bits)]
+    if not levels[0] <= x <= levels[-1]:
+        return levels[0] if x < 0 else levels[-1]
+    low, high = max(level for level in levels if level <= x), min(level for level in levels if level >= x)
+    return high if low == high or u <= (x - low) / (high - low) else low
+
+
+def _slow_quantize_gradients(x: float, alpha: float, s: float, bits: int) -> tuple[float, float]:
+    """(dS/dx, dS/dalpha): 1 and (level - x) / alpha inside, 0 and +-(2^b - 1) outside."""
+    top = 2**bits - 1
+    if abs(x) > top * alpha:
+        return 0.0, math.copysign(top, x)
+    return 1.0, (s - x) / alpha
+
+
 # Check 1 and 2: mean, variance and support
 
 
@@ -60,12 +80,12 @@ def test_mean_and_variance_inside(ratio, rng):
     assert abs(spread - variance) <= 5 * 2 * abs(float(x)) * math.sqrt(variance / NUM_DRAWS) + 1e-6 * variance
 
 
-@pytest.mark.parametrize("ratio", [1 + 2**-23, 1.5, 100.0])
-def test_certain_outside(ratio):
+@pytest.mark.parametrize("ratio", [1.0, 1 + 2**-23, 1.5, 100.0])
+def test_certain_from_the_step_size_on(ratio):
     alpha = torch.tensor(0.3)
-    u = torch.tensor([2**-25, 0.5, 1 - 2**-24])
-    assert torch.equal(binarize_forward(ratio * alpha.expand(3), alpha, u), alpha.expand(3))
-    assert torch.equal(binarize_forward(-ratio * alpha.expand(3), alpha, u), -alpha.expand(3))
+    u = torch.tensor([2**-25, 0.5, 1 - 2**-24, 1.0])  # 1 is what a GPU may draw
+    assert torch.equal(binarize_forward(ratio * alpha.expand(4), alpha, u), alpha.expand(4))
+    assert torch.equal(binarize_forward(-ratio * alpha.expand(4), alpha, u), -alpha.expand(4))
 
 
 @given(x=st.floats(-3, 3, width=32), alpha=st.floats(2**-10, 2, width=32), u=st.floats(2**-17, 1 - 2**-17, width=32))
@@ -139,6 +159,68 @@ def test_straight_through_is_exact_forward():
     out = straight_through(value, surrogate)
     out.sum().backward()
     assert torch.equal(out, value) and torch.equal(surrogate.grad, torch.ones(2))
+
+
+# b bits
+
+
+@given(
+    x=st.floats(-3, 3, width=32),
+    alpha=st.floats(2**-10, 2, width=32),
+    u=st.floats(2**-17, 1 - 2**-17, width=32),
+    bits=st.integers(1, 4),
+)
+@settings(max_examples=300, deadline=None)
+def test_levels_and_codes_are_those_of_the_definition(x, alpha, u, bits):
+    margin = (x / alpha + 1) / 2 - u
+    if abs(margin - round(margin)) < 1e-6 * (1 + abs(margin)):  # within rounding of a threshold either level is right
+        return
+    m, a, noise = torch.tensor([x]), torch.tensor(alpha), torch.tensor([u])
+    s = binarize_forward(m, a, noise, bits)
+    assert s.item() == pytest.approx(_slow_quantize(x, alpha, u, bits), rel=1e-6)
+    assert binarize(m, a, noise, bits).item() == s.item()
+    code = int(stochastic_codes(m, a, noise, bits))
+    assert code == int(codes_of(s, a, bits)) and 0 <= code < 2**bits
+    assert s.item() == pytest.approx(alpha * (2 * code + 1 - 2**bits), rel=1e-6)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_levels_are_unbiased_inside_and_certain_outside(bits, rng):
+    alpha = torch.tensor(0.02)
+    for ratio in (-0.97, -0.4, 0.0, 0.11, 1 / (2**bits - 1), 0.83):
+        x = ratio * reach(alpha, bits)
+        s = binarize_forward(x.expand(NUM_DRAWS), alpha, torch.rand(NUM_DRAWS, generator=rng), bits)
+        part = float(x / (2 * alpha) + 0.5) % 1  # of the way from the lower neighbour to the upper
+        error = 5 * 2 * float(alpha) * math.sqrt(part * (1 - part) / NUM_DRAWS)
+        assert abs(float(s.double().mean() - x)) <= error + 1e-6 * float(alpha)
+    u = torch.tensor([2**-17, 0.5, 1 - 2**-17])  # the outermost that a CPU draws
+    for ratio in (1.0, 1.001, 50.0):
+        x = (ratio * reach(alpha, bits)).expand(3)
+        assert torch.equal(binarize_forward(x, alpha, u, bits), reach(alpha, bits).expand(3))
+        assert torch.equal(binarize_forward(-x, alpha, u, bits), -reach(alpha, bits).expand(3))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_gradients_of_levels(bits, channels_last, rng):
+    """The closed form, autograd and the definition, branch by branch."""
+    m, grad = (torch.randn(8, 4, 3, 3, generator=rng, dtype=torch.float64) for _ in range(2))
+    if channels_last:
+        m = m.contiguous(memory_format=torch.channels_last)
+    alpha = torch.tensor(0.5 / 2**bits, dtype=torch.float64)
+    m[0, 0, 0, 0], m[0, 0, 0, 1] = reach(alpha, bits), -reach(alpha, bits)  # |m| = R is inside
+    u = torch.rand(8, 4, 3, 3, generator=rng, dtype=torch.float64)
+    leaf, leaf_alpha = m.clone().requires_grad_(), alpha.clone().requires_grad_()
+    s = binarize(leaf, leaf_alpha, u, bits)
+    s.backward(grad)
+    pairs = zip(m.flatten().tolist(), s.flatten().tolist(), strict=True)
+    slow = [_slow_quantize_gradients(a, alpha.item(), b, bits) for a, b in pairs]
+    by_m, by_alpha = (torch.tensor(column, dtype=torch.float64).view(m.shape) for column in zip(*slow, strict=True))
+    torch.testing.assert_close(leaf.grad, grad * by_m, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(leaf_alpha.grad, (grad * by_alpha).sum())
+    grad_m, alpha_grad_alpha = binarize_backward(m, reach(alpha, bits), binarize_forward(m, alpha, u, bits), grad)
+    assert torch.equal(grad_m, leaf.grad) and 0 < (grad_m == 0).sum() < m.numel()
+    torch.testing.assert_close(alpha_grad_alpha, alpha * leaf_alpha.grad)
 
 
 # Check 5: alpha = alpha' exp(rho alpha_e)

@@ -37,10 +37,11 @@ def wrong_input(shape, num_classes):
 
 def test_run_leaves_a_whole_record(tmp_path):
     out = tmp_path / "run"
-    done = fedbat("run", *FAST, "--rounds", 3, "--set", "rho=4", "--out", out, check=0)
+    done = fedbat("run", *FAST, "--rounds", 3, "--set", "rho=4", "--set", "bits=2", "--out", out, check=0)
     assert {p.name for p in out.iterdir()} == {"summary.json", "rounds.jsonl", "model.safetensors"}
     summary = json.loads((out / "summary.json").read_text())
     assert summary["status"] == "finished" and summary["method_settings"]["rho"] == 4
+    assert summary["method_settings"]["bits"] == 2 and 2 < summary["bits_per_compressed_parameter"] < 2.1
     lines = [line for line in done.stdout.splitlines() if line.startswith("fedbat") and "round " in line]
     assert len(lines) == 3 and all(word in lines[1] for word in ("acc", "loss", "up", "bit/param", "left"))
 

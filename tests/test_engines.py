@@ -29,7 +29,10 @@ SMALL = Experiment(
     clients=40, per_round=3, rounds=2, epochs=2, batch_size=50, partition="dirichlet", model=f"{__name__}:tiny"
 )
 VARIANTS = [(name, {}) for name in sorted(METHODS)] + [
-    ("fedbat", {"bits": "last"}),
+    ("fedbat", {"sent": "last"}),
+    ("fedbat", {"bits": "2"}),
+    ("fedbat", {"bits": "3", "sent": "last"}),
+    ("fedbat", {"bits": "4", "step": "inf-norm"}),
     ("fedbat", {"phi": "0"}),
     ("fedbat", {"phi": "1"}),
     ("fedbat", {"step": "inf-norm", "phi": "0.2"}),
@@ -140,7 +143,7 @@ def test_engines_send_the_sequential_bytes(method, settings, workers):
 @pytest.mark.parametrize("engine", [SequentialEngine, CpuEngine])
 def test_no_two_clients_share_their_noise(engine, workers):
     """Bits that are nothing but noise agree as often as coins do, within five standard errors."""
-    noise_only = {"method": "fedbat", "settings": {"phi": "0", "bits": "last"}, "epochs": 1, "lr": 1e-9}
+    noise_only = {"method": "fedbat", "settings": {"phi": "0", "sent": "last"}, "epochs": 1, "lr": 1e-9}
     federation = prepare(dataclasses.replace(SMALL, **noise_only))
     w, clients = initial_state(federation).w, federation.sampled(0)
     made = engine(federation) if engine is SequentialEngine else engine(federation, workers)

@@ -19,7 +19,6 @@ from fedbat.errors import ConfigError, MethodError, WireError
 from fedbat.flower import Compressed, begin, fedbat_mod
 from fedbat.flower.client import MEMORY
 from fedbat.flower.records import CONFIG, UPLOAD, Orders, packed, tensors_of_record, unpacked
-from fedbat.parts import Signs
 from fedbat.streams import stream
 from tests.flower_world import NUM_CLIENTS, World, make_app, net, run, train_one
 
@@ -63,9 +62,12 @@ def locally(method, num_rounds, seed=0):
     return model.state_dict(), memories
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
-def test_flower_gives_the_weights_of_the_library_alone(name):
-    method = make_method(name, {})
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [*((name, {}) for name in sorted(METHODS)), ("fedbat", {"bits": "2"}), ("fedbat", {"bits": "4"})],
+)
+def test_flower_gives_the_weights_of_the_library_alone(name, settings):
+    method = make_method(name, settings)
     world = World(make_app())
     result = run(compressed(method), world)
     expected, memories = locally(method, 3)
@@ -190,7 +192,7 @@ def raw(reply):
 
 def restepped(reply, change):
     payload = Payload.from_bytes(raw(reply), layout_of(net()))
-    parts = {k: dataclasses.replace(p, scale=change(p.scale)) for k, p in payload.parts.items() if isinstance(p, Signs)}
+    parts = {k: dataclasses.replace(p, scale=change(p.scale)) for k, p in payload.parts.items()}
     return replaced(reply, dataclasses.replace(payload, parts=parts).to_bytes())
 
 
@@ -275,6 +277,15 @@ def test_a_step_size_far_from_the_median_is_dropped():
     found, expected = (run(compressed(method), world, num_rounds=1) for world in (bad, silent))
     assert same(found.arrays, expected.arrays)
     assert found.train_metrics_clientapp[1]["fedbat-dropped-step"] == 1
+
+
+@pytest.mark.parametrize(("bits", "dropped"), [(1, 0), (4, 1)])
+def test_the_bounds_of_a_step_size_are_those_of_its_bits(bits, dropped):
+    world = World(make_app())
+    client = int(stream(0, "clients", 0).choice(NUM_CLIENTS, 3, replace=False)[0])
+    world.spoil[client] = lambda reply: restepped(reply, lambda s: s * 0 + 0.03)  # one bit may send up to 0.05
+    metrics = run(compressed(FedBAT(bits=bits), max_ratio=1e9), world, num_rounds=1).train_metrics_clientapp[1]
+    assert metrics.get("fedbat-dropped-step", 0) == dropped
 
 
 def test_a_round_without_any_upload_keeps_the_model():

@@ -13,7 +13,7 @@ triton = pytest.importorskip(
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs TRITON_INTERPRET=1 in the environment", allow_module_level=True)
 
-from fedbat import FedBAT
+from fedbat import FedAvg, FedBAT
 from fedbat.data import augment, load_dataset, normalize
 from fedbat.data.datasets import Dataset
 from fedbat.engine import kernels
@@ -71,6 +71,12 @@ def test_fused_steps_are_the_methods_own(settings, monkeypatch):
             assert float(fused.alpha_e[i]) == pytest.approx(float(learned[name]), rel=1e-4, abs=1e-7)
             fused.alpha_e[i] = learned[name]
     assert (fused.alpha_prime > 0).all()
+
+
+def test_what_the_kernels_do_not_say_is_left_to_the_tensor_code():
+    assert FusedFedBAT.suits(FedBAT(rho=2, bounds=None)) and not FusedFedBAT.suits(FedAvg())
+    for other in ({"bits": 2}, {"sent": "last"}, {"step": "inf-norm"}):
+        assert not FusedFedBAT.suits(FedBAT(**other))
 
 
 @pytest.mark.parametrize("augmented", [False, True])

@@ -337,6 +337,42 @@ def test_closed_form_pull_back_equals_the_generic_one(rng):
     assert fast[1]["b"] == 0 != fast[1]["a"]
 
 
+@pytest.mark.parametrize(("bits", "error"), [(1, 0.487), (2, 0.177), (3, 0.062), (4, 0.020)])
+def test_fedbat_error_of_normal_updates(bits, error, rng):
+    """||sent - m||^2 / ||m||^2 at alpha' = c_b mean|m|, where it is least, except for the paper's c_1 = 1."""
+    d, method = 400_000, FedBAT(bits=bits, bounds=None)
+    m = torch.randn(d, generator=rng)
+
+    def squared_errors(factor):
+        local = Local({"x": m}, method.learnables({"x": m}))
+        local.fixed = {"alpha_prime": factor * method.prepare({"x": m}, local)["alpha_prime"]}
+        part = method.encode({"x": m}, local, {}, UniformNoise(0, "x"))[0]["x"]
+        assert part.nbits == bits * d + 32
+        return (part.unpack() - m).double().square()
+
+    found = squared_errors(1.0)
+    spread = 5 * float(found.std()) / math.sqrt(d)
+    assert abs(float(found.mean()) - error) < spread + 5e-4  # as many digits as the figure has
+    for factor in (0.85, 1.15):
+        assert bits == 1 or float(squared_errors(factor).mean()) > float(found.mean())
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+def test_fedbat_holds_alpha_in_proportion(bits):
+    """alpha' = c_b mean|m|, and bounds that shrink with it; the theorems' alpha makes the largest |m| the reach."""
+    share = {1: 1.0, 2: 0.53, 3: 0.33, 4: 0.19}[bits]
+    assert FedBAT(bits=bits).step_bounds == pytest.approx((5e-4 * share, 5e-2 * share), rel=1e-12)
+    assert FedBAT(bits=bits, bounds=None).step_bounds is FedBAT(bits=bits, step="inf-norm").step_bounds is None
+    for size, alpha in ((1e-9, 5e-4 * share), (2e-3, 2e-3 * share), (9.0, 5e-2 * share)):
+        local = Local({"x": torch.full((5, 5), size)}, {"x": torch.zeros(())})
+        local.fixed = FedBAT(bits=bits).prepare({}, local)
+        part = FedBAT(bits=bits).encode({}, local, {}, UniformNoise(0, "x"))[0]["x"]
+        assert float(part.step) == pytest.approx(alpha, rel=1e-6)
+    m = torch.tensor([[0.1, -0.7, 0.3]])
+    part = FedBAT(bits=bits, step="inf-norm").encode({}, Local({"x": m}), {}, UniformNoise(0, "x"))[0]["x"]
+    assert float(part.reach) == pytest.approx(0.7) and float(part.unpack()[1]) == pytest.approx(-0.7)
+
+
 def test_base_method_is_fedavg(rng):
     m = torch.randn(9, generator=rng)
     base, fedavg = Method(), make_method("fedavg")
@@ -355,7 +391,7 @@ def test_defaults_are_the_papers():
         "eden": {"bits": 2},
         "ef-signsgd": {"memory": True},
         "fedavg": {},
-        "fedbat": {"rho": 6.0, "phi": 0.5, "step": "learned", "bounds": (5e-4, 5e-2), "bits": "fresh"},
+        "fedbat": {"rho": 6.0, "phi": 0.5, "step": "learned", "bounds": (5e-4, 5e-2), "sent": "fresh", "bits": 1},
         "fedmrn": {"mask": "binary", "half_width": None},
         "fedpaq": {"bits": 4, "norm": "max"},
         "noisy-signsgd": {"alpha": 0.01, "sigma": 0.01},
@@ -387,9 +423,12 @@ def test_methods_are_frozen_hashable_and_round_trip_through_text(name):
         ("fedbat", {"rho": "six"}, "rho='six' could not be read; write it like its default, 6"),
         ("fedbat", {"bounds": "0.1,0.01"}, "expected 0 < lower <= upper"),
         ("fedbat", {"bounds": "0.1"}, "could not be read"),
-        ("fedbat", {"bits": "2"}, "bits=2, expected one of fresh, last"),
+        ("fedbat", {"sent": "both"}, "sent=both, expected one of fresh, last"),
+        ("fedbat", {"bits": "5"}, r"bits=5, expected a number in \[1, 4\]; bits=1 is the paper's"),
+        ("fedbat", {"bits": "0"}, r"bits=0, expected a number in \[1, 4\]"),
+        ("fedbat", {"bits": "last"}, "bits='last' could not be read"),
         ("fedbat", {"step": "x"}, "step=x, expected one of learned, fixed, inf-norm"),
-        ("fedbat", {"foo": "1"}, "FedBAT has no setting 'foo'; it has rho, phi, step, bounds, bits"),
+        ("fedbat", {"foo": "1"}, "FedBAT has no setting 'foo'; it has rho, phi, step, bounds, sent, bits"),
         ("fedavg", {"foo": "1"}, "FedAvg has no setting 'foo'; it has none"),
         ("signsgd", {"alpha": "0"}, r"alpha=0.0, expected a number in \(0"),
         ("drive", {"scale": "l1"}, "scale=l1, expected one of unbiased, mse"),
@@ -410,7 +449,7 @@ def test_bad_settings_say_got_expected_fix(name, settings, message):
 
 
 def test_settings_from_text():
-    assert make_method("fedbat", {"bounds": "off", "rho": "4", "bits": "last"}) == FedBAT(4.0, bounds=None, bits="last")
+    assert make_method("fedbat", {"bounds": "off", "rho": "4", "sent": "last"}) == FedBAT(4.0, bounds=None, sent="last")
     assert make_method("stoc-signsgd", {"alpha": "off"}) == StocSignSGD(None)
     assert parse_settings(ZeroFL, {"sparse_first_layer": "on"}) == {"sparse_first_layer": True}
     assert [show(x) for x in (None, True, False, (0.0005, 0.05), 6.0, 4)] == [

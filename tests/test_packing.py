@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fedbat.packing import (
     add_signs,
     choose_rice_width,
+    look_up,
     num_bytes,
     pack_codes,
     pack_signs,
@@ -73,6 +74,12 @@ def test_codes_round_trip_at_their_width(width):
         assert len(packed) == num_bytes(count * width)
         unpacked = unpack_codes(packed, count, width)
         assert unpacked.dtype == codes.dtype and np.array_equal(unpacked, codes)
+
+
+@pytest.mark.parametrize("count", [0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 3])
+def test_look_up_is_indexing(count, rng):
+    table, codes = torch.randn(16, generator=rng), torch.randint(0, 16, (count,), generator=rng, dtype=torch.uint8)
+    assert torch.equal(look_up(table, codes), table[codes.long()])
 
 
 @given(st.integers(1, 31), st.data())

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbat.errors import WireError
-from fedbat.parts import KINDS, Dense, Levels, Reader, Record, Signs, Sparse, num_steps
+from fedbat.levels import Coded, Levels, OddLevels, num_steps, odd_levels
+from fedbat.parts import KINDS, Dense, Reader, Record, Signs, Sparse
 
 LARGEST = torch.finfo(torch.float32).max
 
@@ -44,6 +45,14 @@ def levels_parts(draw, d, scales=steps):
 
 
 @st.composite
+def odd_levels_parts(draw, d, scales=steps):
+    width = draw(st.integers(2, 4))
+    codes = draw(st.lists(st.integers(0, 2**width - 1), min_size=d, max_size=d))
+    step = draw(scales.filter(lambda step: step < LARGEST / 15))
+    return OddLevels.of(torch.tensor(codes, dtype=torch.int64), float_tensor(step), width)
+
+
+@st.composite
 def sparse_parts(draw, d, values=finite):
     positions = sorted(draw(st.sets(st.integers(0, d - 1)))) if d else []
     kept = draw(st.lists(values, min_size=len(positions), max_size=len(positions)))
@@ -51,12 +60,13 @@ def sparse_parts(draw, d, values=finite):
 
 
 def parts_of_size(d):
-    return dense_parts(d) | signs_parts(d) | levels_parts(d) | sparse_parts(d)
+    return dense_parts(d) | signs_parts(d) | levels_parts(d) | odd_levels_parts(d) | sparse_parts(d)
 
 
 def tame_parts_of_size(d):
     scales = st.floats(0, 2.0**100, width=32).map(abs)
-    return dense_parts(d, tame) | signs_parts(d, scales) | levels_parts(d, scales) | sparse_parts(d, tame)
+    with_scale = signs_parts(d, scales) | levels_parts(d, scales) | odd_levels_parts(d, scales)
+    return dense_parts(d, tame) | with_scale | sparse_parts(d, tame)
 
 
 sizes = st.integers(0, 70)
@@ -85,7 +95,7 @@ def test_a_part_survives_its_bytes(part):
 @settings(deadline=None)
 def test_the_bits_claimed_are_the_bytes_sent(part):
     """Padding is all that bytes add; a step size travels in the record's word."""
-    in_record = 32 * isinstance(part, (Signs, Levels))
+    in_record = 32 * isinstance(part, (Signs, Coded))
     assert 0 <= 8 * len(part.body()) + in_record - part.nbits < 8
 
 
@@ -95,6 +105,7 @@ def test_bits_per_kind(d):
     assert Dense(torch.zeros(d)).nbits == 32 * d
     assert Signs.of(torch.ones(d, dtype=torch.bool), one).nbits == d + 32
     assert [Levels.of(torch.zeros(d), one, b).nbits for b in range(2, 9)] == [b * d + 32 for b in range(2, 9)]
+    assert [OddLevels.of(torch.zeros(d), one, b).nbits for b in (2, 3, 4)] == [b * d + 32 for b in (2, 3, 4)]
     # Length of the unary part, one byte of it, two values.
     assert Sparse(torch.tensor([0, d]), torch.ones(2), d + 1).nbits <= 32 + 2 * 4 + 8 + 64
 
@@ -142,6 +153,7 @@ def test_the_default_dtype_of_torch_does_not_matter(dtype):
     part_list = [
         Signs.of(torch.tensor([True, False]), torch.tensor(0.1)),
         Levels.of(torch.tensor([1, -3]), torch.tensor(0.1), 3),
+        OddLevels.of(torch.tensor([1, 7]), torch.tensor(0.1), 3),
         Sparse(torch.tensor([1]), torch.tensor([0.1]), 2),
     ]
     expected = [part.unpack() for part in part_list]
@@ -173,6 +185,21 @@ def test_levels_are_evenly_spaced_up_to_exactly_the_scale(part):
     assert part.step == scale / s
 
 
+@given(sizes.flatmap(odd_levels_parts))
+@settings(deadline=None)
+def test_odd_levels_are_odd_multiples_of_the_step(part):
+    odd = 2 * part.codes.double() + 1 - 2**part.width
+    assert torch.equal(part.unpack(), (odd * part.step.double()).float())
+    assert part.reach == part.step * (2**part.width - 1)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_a_bit_more_doubles_the_levels_and_one_bit_is_signs(width):
+    part = odd_levels(torch.arange(2**width) > 0 if width == 1 else torch.arange(2**width), torch.tensor(0.5), width)
+    assert part.unpack().tolist() == [0.5 * odd for odd in range(1 - 2**width, 2**width, 2)]
+    assert part.nbits == width * 2**width + 32 and type(part) is (Signs if width == 1 else OddLevels)
+
+
 @pytest.mark.parametrize("make", ["signs", "levels"])
 def test_elements_travel_in_row_major_order_whatever_the_memory_format(make, rng):
     m = torch.randn(4, 3, 5, 2, generator=rng)
@@ -192,6 +219,7 @@ def test_a_scale_that_requires_grad_is_detached():
     alpha = torch.tensor(0.5, requires_grad=True)
     assert not Signs.of(torch.ones(3, dtype=torch.bool), alpha).unpack().requires_grad
     assert not Levels.of(torch.ones(3), alpha, 2).unpack().requires_grad
+    assert not OddLevels.of(torch.ones(3), alpha, 2).unpack().requires_grad
 
 
 # What a hostile record or body meets. (kind, parameter, word), body, number of elements, what the error must say.
@@ -227,6 +255,14 @@ HOSTILE = {
     "levels padding": (Record(2, 3, ONE), b"\x40", 2, "non-zero padding"),
     "level 3 of 2 bits": (Record(2, 2, ONE), b"\xc0", 4, "level code 3, expected at most 2"),
     "level 255 of 8 bits": (Record(2, 8, ONE), b"\x00\xff", 2, "level code 255, expected at most 254"),
+    "odd levels of 0 bits": (Record(5, 0, ONE), b"", 4, "odd levels of 0 bits, expected 2 to 4"),
+    "odd levels of 1 bit": (Record(5, 1, ONE), b"\x01", 4, "odd levels of 1 bits"),
+    "odd levels of 5 bits": (Record(5, 5, ONE), bytes(5), 8, "odd levels of 5 bits"),
+    "odd levels of 255 bits": (Record(5, 255, ONE), bytes(255), 8, "odd levels of 255 bits"),
+    "odd levels too short": (Record(5, 4, ONE), bytes(2), 5, "needs 3 bytes, only 2"),
+    "odd levels too long": (Record(5, 4, ONE), bytes(2), 2, "1 bytes follow"),
+    "odd levels padding": (Record(5, 3, ONE), b"\x40", 2, "non-zero padding"),
+    "odd levels beyond all numbers": (Record(5, 2, word(1.2e38)), b"\x01", 2, "expected 3 times it to be finite"),
     "sparse without length": (Record(3, 0, 0), b"\x00\x00\x00", 4, "needs 4 bytes, only 3"),
     "sparse with too many": (Record(3, 0, 5), sparse_body(1, b"\x1f", 5 * ONES), 4, "5 values.*at most 4"),
     "sparse with 2^32 - 1": (Record(3, 0, 2**32 - 1), sparse_body(1, b"\x01", ONES), 4, "4294967295 values"),
@@ -249,7 +285,7 @@ HOSTILE = {
 } | {
     f"{kind} step {value}{i}": (Record(number, parameter, word(value)), b"\x01", 2, "step size .* expected a finite")
     for i, value in enumerate(BAD_STEPS)
-    for kind, number, parameter in (("signs", 1, 0), ("levels", 2, 2))
+    for kind, number, parameter in (("signs", 1, 0), ("levels", 2, 2), ("odd levels", 5, 2))
 }
 
 
@@ -285,6 +321,7 @@ def test_a_total_on_the_gpu_takes_parts_from_anywhere(rng):
         yield Dense(m)
         yield Signs.of(m > 0, scale)
         yield Levels.of((m / scale * 7).round(), scale, 4)
+        yield OddLevels.of((m / scale * 7).round() + 7, scale, 4)
         yield Sparse(keep, m[keep], 1001)
 
     here, there = all_kinds(m, scale, keep), all_kinds(m.cuda(), scale.cuda(), keep.cuda())

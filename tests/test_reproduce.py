@@ -128,7 +128,7 @@ def test_the_protocol_decides_what_the_words_mean():
     narrow = text.cells("table1", [0], {"dataset": "cifar10", "split": "non-iid-2", "method": "fedbat"})
     for cell in narrow:
         assert (cell.experiment.model, cell.experiment.partition) == ("resnet10-narrow", "labels")
-        assert cell.experiment.settings == {"bounds": "off", "bits": "last"}
+        assert cell.experiment.settings == {"bounds": "off", "sent": "last"}
 
 
 def test_the_order_has_every_cell_once_and_first_things_first():
@@ -331,6 +331,14 @@ def test_a_record_of_an_older_version_is_still_the_cells():
     assert Record(record.folder, record.summary | {"config": old}, record.lines).identity == record.identity
     other = record.summary | {"method_settings": record.summary["method_settings"] | {"rho": 5.0}}
     assert Record(record.folder, other, record.lines).identity != record.identity
+
+
+@pytest.mark.parametrize("sent", ["fresh", "last"])
+def test_a_setting_recorded_under_its_old_name_is_the_setting(sent):
+    record = _record({"fedbat": 0.9})[0]
+    settings = {name: value for name, value in record.summary["method_settings"].items() if name != "sent"}
+    old = Record(record.folder, record.summary | {"method_settings": settings | {"bits": sent}}, record.lines)
+    assert (old.identity == record.identity) == (sent == "fresh") and old.configuration["settings"]["sent"] == sent
 
 
 # The report.

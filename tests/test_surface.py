@@ -14,7 +14,7 @@ LAYERS = [
     {"errors", "packing", "provenance", "streams"},
     {"binarize", "layout", "seeds", "settings", "storage"},
     {"parts", "rotation"},
-    {"channels"},
+    {"channels", "levels"},
     {"seeded_parts"},
     {"wire", "method"},
     {"downlink"},

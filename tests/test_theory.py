@@ -408,7 +408,7 @@ def fedbat_and_stoc_signsgd(num_steps, num_rounds=6):
 def test_one_step_fedbat_is_stoc_signsgd_bit_for_bit():
     """tau = 1, K = N: the first forward pass has m = 0, so S(m) = 0 and both see w.
 
-    This is bits="fresh", S(v) of the proofs. Algorithm 1 to the letter (bits="last") would send that first S(0) = 0.
+    This is sent="fresh", S(v) of the proofs. Algorithm 1 to the letter (sent="last") would send that first S(0) = 0.
     """
     fedbat, stoc = fedbat_and_stoc_signsgd(num_steps=1)
     for (uploads, tensors), (expected_uploads, expected_tensors) in zip(fedbat, stoc, strict=True):

@@ -82,26 +82,37 @@ def accumulating_step(model, optimizer, x, y):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("step", [plain_step, accumulating_step])
-@pytest.mark.parametrize(("phi", "bounds"), [(0.0, None), (0.3, (5e-3, 2e-2)), (0.5, None), (0.5, (5e-4, 5e-2))])
-def test_hooks_train_exactly_what_explicit_autograd_trains(optimizer, step, phi, bounds):
+@pytest.mark.parametrize(
+    ("phi", "bounds", "bits"),
+    [
+        (0.0, None, 1),
+        (0.3, (5e-3, 2e-2), 1),
+        (0.5, None, 1),
+        (0.5, (5e-4, 5e-2), 1),
+        (0.3, (5e-3, 2e-2), 2),
+        (0.0, None, 3),
+        (0.5, (5e-4, 5e-2), 4),
+    ],
+)
+def test_hooks_train_exactly_what_explicit_autograd_trains(optimizer, step, phi, bounds, bits):
     batches = some_batches(10, torch.float64)
     model, twin = (layer_normed() for _ in range(2))
     noise = RecordedNoise()
     ours = OPTIMIZERS[optimizer](model.parameters())
-    local = begin(FedBAT(rho=6, phi=phi, bounds=bounds), model, ours, len(batches), noise=noise)
+    local = begin(FedBAT(rho=6, phi=phi, bounds=bounds, bits=bits), model, ours, len(batches), noise=noise)
     for x, y in batches:
         step(model, ours, x, y)
     update, forwards = local._update(), list(noise.drawn)
     upload = local.finish()
     m, alpha, sent = fedbat_client.train(
         twin, list(update), batches, make_optimizer=OPTIMIZERS[optimizer], rho=6, phi=phi, bounds=bounds,
-        noises=iter(forwards), last_noise=noise.drawn[-1],
+        noises=iter(forwards), last_noise=noise.drawn[-1], bits=bits,
     )  # fmt: skip
     assert len(noise.drawn) == len(forwards) + 1  # fresh bits
     for name, part in upload.payload.parts.items():
         torch.testing.assert_close(update[name], m[name], rtol=0, atol=1e-10)
         assert part.step == pytest.approx(alpha[name].item(), rel=1e-6)
-        assert torch.equal(part.unpack().view(m[name].shape) > 0, sent[name] > 0)
+        torch.testing.assert_close(part.unpack().view(m[name].shape), sent[name].float(), rtol=1e-5, atol=0)
     for name, parameter in twin.named_parameters():
         if name not in update:  # norms and biases are trained all along; they travel as float32 differences
             torch.testing.assert_close(dict(model.named_parameters())[name], parameter, rtol=0, atol=1e-6)
@@ -249,9 +260,9 @@ def test_a_layer_that_starts_to_move_late_gets_its_step_size_then():
 
 
 def test_last_bits_without_a_binarized_pass_are_fresh_and_after_a_pass_at_zero_are_nothing():
-    ended_in_warm_up, *_ = _finish(FedBAT(phi=1, bits="last"), 5, 5)
+    ended_in_warm_up, *_ = _finish(FedBAT(phi=1, sent="last"), 5, 5)
     assert all(part.step > 0 for part in ended_in_warm_up.payload.parts.values())
-    one_step, *_ = _finish(FedBAT(phi=0, bits="last"), 1, 1)
+    one_step, *_ = _finish(FedBAT(phi=0, sent="last"), 1, 1)
     assert all(part.step == 0 for part in one_step.payload.parts.values())
 
 
@@ -264,7 +275,7 @@ def test_fixed_step_is_rho_zero_bit_for_bit():
 def test_last_bits_are_those_of_the_last_forward_pass():
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    local = begin(FedBAT(phi=0.5, bits="last"), model, optimizer, 6)
+    local = begin(FedBAT(phi=0.5, sent="last"), model, optimizer, 6)
     start = {k: v.clone() for k, v in local._w.items()}
     batches = some_batches(6)
     run(model, optimizer, batches[:5])
@@ -287,7 +298,10 @@ def test_frozen_layer_is_not_sent():
 
 
 VARIANTS = [(name, {}) for name in sorted(METHODS)] + [
-    ("fedbat", {"bits": "last"}),
+    ("fedbat", {"sent": "last"}),
+    ("fedbat", {"bits": "2"}),
+    ("fedbat", {"bits": "3", "sent": "last"}),
+    ("fedbat", {"bits": "4", "step": "inf-norm"}),
     ("fedbat", {"step": "inf-norm", "phi": "0"}),
     ("stoc-signsgd", {"norm": "l2"}),
     ("fedpaq", {"bits": "3", "norm": "l2"}),

@@ -21,9 +21,10 @@ from torch import nn
 
 from fedbat.errors import WireError
 from fedbat.layout import Entry, Layout, layout_of, tensors_of
+from fedbat.levels import Levels, OddLevels
 from fedbat.methods import make_method
 from fedbat.models import build_model
-from fedbat.parts import Dense, Levels, Signs, Sparse
+from fedbat.parts import Dense, Signs, Sparse
 from fedbat.seeded_parts import MaskedNoise, RotatedLevels, RotatedSigns
 from fedbat.server import Aggregator
 from fedbat.wire import HEADER_BYTES, Payload, dense_upload_bytes
@@ -79,6 +80,8 @@ def part_from(kind, values, **more):
         return Signs.of(x > 0, torch.tensor(more["step"]))
     if kind == "levels":
         return Levels.of(torch.tensor(more["levels"]), torch.tensor(more["scale"]), more["width"])
+    if kind == "odd-levels":
+        return OddLevels.of(torch.tensor(more["codes"]), torch.tensor(more["step"]), more["width"])
     if "seed" in more:
         return seeded_part_from(kind, **more)
     return Sparse(positions := torch.tensor(more["positions"], dtype=torch.int64), x[positions], len(values))
@@ -113,8 +116,9 @@ def test_golden_vectors_cover_every_kind_and_dtype():
     assert {f"{name}.bin" for name in VECTORS} == {path.name for path in GOLDEN.glob("*.bin")}
     parts = [part for vector in VECTORS.values() for part in vector["parts"].values()]
     seeded = {"rotated-signs", "rotated-levels", "masked-noise"}
-    assert {part["kind"] for part in parts} == {"dense", "signs", "levels", "sparse"} | seeded
-    assert {part["width"] for part in parts if part["kind"] == "rotated-levels"} == {2, 3, 4}
+    assert {part["kind"] for part in parts} == {"dense", "signs", "levels", "sparse", "odd-levels"} | seeded
+    for kind in ("rotated-levels", "odd-levels"):
+        assert {part["width"] for part in parts if part["kind"] == kind} == {2, 3, 4}
     assert {part["width"] for part in parts if part["kind"] == "levels"} == set(range(2, 9))
     assert {len(part["values"]) % 8 for part in parts if part["kind"] == "signs"} == set(range(8))
     assert any(part["kind"] == "sparse" and part["values"] and not part["positions"] for part in parts)
@@ -443,7 +447,7 @@ HEADER = {
     "no parts": (seal(patched(8, bytes(4))), "with 0 compressed tensors"),
     "2^32 - 1 parts": (seal(patched(8, b"\xff" * 4)), "with 4294967295 compressed tensors, expected .* with 1"),
     "layout hash": (seal(patched(12, bytes(8))), "layout 0000000000000000.*same model and the same roles"),
-    "kind 5": (seal(patched(40, b"\5")), r"conv.weight: part of kind 5, this release knows \[0, 1, 2, 3, 4"),
+    "kind 6": (seal(patched(40, b"\6")), r"conv.weight: part of kind 6, this release knows \[0, 1, 2, 3, 4, 5"),
     "kind 4, no channels": (seal(patched(40, b"\4\2\0\0\0\0\0\0")), "conv.weight: 0 channels of 2 bits for 9"),
     "kind 16, no seed": (seal(patched(40, b"\x10")[:BODY] + bytes(7)), "conv.weight: a seed needs 8 bytes, only 7"),
     "kind 19 (a seed)": (seal(patched(40, b"\x13")), "conv.weight: part of kind 19"),
@@ -614,6 +618,10 @@ HOSTILE = {
     "levels of 255 bits": (2, 255, f32_word(1.0), bytes(NUMEL)),
     "levels, unused codes": (2, 8, f32_word(1.0), b"\xff" * NUMEL + TAIL),
     "levels, nothing there": (2, 8, f32_word(1.0), b""),
+    "odd levels of 1 bit": (5, 1, f32_word(1.0), FULL + TAIL),
+    "odd levels of 255 bits": (5, 255, f32_word(1.0), bytes(NUMEL)),
+    "odd levels, nothing there": (5, 4, f32_word(1.0), b""),
+    "odd levels, infinite": (5, 2, f32_word(3e38), FULL + FULL + TAIL),
     "signs, nothing there": (1, 0, f32_word(1.0), b""),
     "signs, a long tail": (1, 0, f32_word(1.0), FULL + bytes(20 * NUMEL)),
     "dense, nothing there": (0, 0, 0, b""),
@@ -642,7 +650,7 @@ def test_hostile_messages_make_the_receiver_allocate_next_to_nothing(case):
 HUGE = Layout([entry("w", [2**20, 2**20]), entry("b", [2**40], "dense")])
 
 
-@pytest.mark.parametrize("kind", [0, 1, 2, 3, 16, 17, 18])
+@pytest.mark.parametrize("kind", [0, 1, 2, 3, 5, 16, 17, 18])
 @pytest.mark.parametrize("parameter", [0, 1, 3, 8, 31])
 @pytest.mark.parametrize("word", [0, 1, f32_word(1.0), 2**32 - 1])
 def test_a_short_message_for_a_model_too_large_for_this_machine(kind, parameter, word):
@@ -659,6 +667,7 @@ VALID = {  # message, and multiples of the dense size that decoding it may take
     "signs": (1, 0, f32_word(1.0), FULL, 1 / 32),
     "levels of 2 bits": (2, 2, f32_word(1.0), bytes(NUMEL // 4), 1 / 4),
     "levels of 8 bits": (2, 8, f32_word(1.0), bytes(NUMEL), 1 / 4),
+    "odd levels of 2 bits": (5, 2, f32_word(1.0), bytes(NUMEL // 4), 1 / 4),
     "rotated signs": (16, 0, f32_word(1.0), bytes(8) + FULL, 1 / 32),
     "rotated levels of 4 bits": (17, 4, f32_word(1.0), bytes(8 + NUMEL // 2), 1 / 4),
     "masked noise": (18, 1, f32_word(1.0), bytes(8) + FULL, 1 / 32),

@@ -7,6 +7,7 @@ tensors in, tensors out; noise is an argument; a method holds its hyper-paramete
 Methods see only the tensors that are compressed: no method file mentions BatchNorm, engines, devices or files.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
@@ -60,6 +61,11 @@ class Method:
     def sends_weights(self) -> bool:
         """Whether the parts hold weights and not updates."""
         return False
+
+    @property
+    def step_bounds(self) -> tuple[float, float] | None:
+        """Within which it holds the step sizes it sends, if it does; 0 is always allowed, for layers that are still."""
+        return None
 
     def learnables(self, w: Tensors) -> Tensors:
         """Initial values of what is learned beside m."""
@@ -115,3 +121,8 @@ class Method:
     def settings(self) -> dict[str, Any]:
         """The hyper-parameters by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def settings_of_record(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """`settings()` as an earlier version recorded them, under the names they have now."""
+        return dict(settings)

@@ -92,6 +92,18 @@ def unpack_codes(packed: Bytes, count: int, width: int) -> npt.NDArray[np.unsign
     return codes
 
 
+def look_up(table: Tensor, codes: Tensor) -> Tensor:
+    """table[codes] for uint8 codes that are all in range; on a CPU without the memory that wide indices would take."""
+    if codes.device.type != "cpu":
+        return table[codes.int()]
+    values, block = torch.empty(codes.shape, dtype=table.dtype, device="cpu"), 1 << 16
+    for start in range(0, len(codes), block):
+        rows = slice(start, start + block)
+        # mode="clip" skips the bounds check.
+        np.take(table.numpy(), codes.numpy()[rows], out=values.numpy()[rows], mode="clip")
+    return values
+
+
 def choose_rice_width(positions: Integers) -> int:
     """The remainder width for which these positions take the fewest bits."""
     gaps = _gaps(positions)

@@ -1,15 +1,14 @@
-"""What one compressed tensor can look like in an upload: dense, signs, levels or sparse.
+"""What one compressed tensor can look like in an upload: dense, signs or sparse.
 
 A part keeps its packed form; `unpack` and `add_to` agree bit for bit. On the wire a part is an 8-byte record (kind,
 parameter, one 32-bit word) in the header and a body whose length follows from the record and the tensor's size
-(docs/wire-format.md). Signs and levels may lie on any device; `body` brings them home.
+(docs/wire-format.md). Parts may lie on any device; `body` brings them home.
 """
 
 import math
 import struct
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cache
 from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -196,63 +195,6 @@ class Signs(Part):
 
 
 @dataclass(frozen=True, eq=False)
-class Levels(Part):
-    """scale * j / s with integers |j| <= s = 2^(width-1) - 1: `width` bits a value and one float32."""
-
-    codes: Tensor  # uint8 [numel], j + s
-    scale: Tensor  # float32 []
-    width: int
-    KIND: ClassVar[int] = 2
-
-    @classmethod
-    def of(cls, levels: Tensor, scale: Tensor, width: int) -> Self:
-        """From integer-valued levels in [-s, s]."""
-        assert 2 <= width <= 8, width
-        codes = (levels.reshape(-1) + num_steps(width)).to(torch.uint8)
-        return cls(codes, scale.detach().to(torch.float32), width)
-
-    @property
-    def numel(self) -> int:
-        return self.codes.numel()
-
-    @property
-    def nbits(self) -> int:
-        return self.width * self.numel + 32
-
-    @property
-    def step(self) -> Tensor | None:
-        """The distance between neighbouring levels."""
-        return self.scale / num_steps(self.width)
-
-    @property
-    def reach(self) -> Tensor | None:
-        return self.scale
-
-    def unpack(self) -> Tensor:
-        values = _unit_levels(self.width, self.codes.device) * self.scale.to(self.codes.device)
-        return values[self.codes.int()]
-
-    def record(self) -> Record:
-        """The parameter is the width, the word the scale."""
-        return Record(self.KIND, self.width, float_bits(self.scale))
-
-    def body(self) -> bytes:
-        return packing.pack_codes(self.codes.cpu().numpy(), self.width).tobytes()
-
-    @classmethod
-    def parse(cls, record: Record, numel: int, reader: Reader) -> Self:
-        """Codes of 2 to 8 bits; the code 2^width - 1 stands for nothing."""
-        width = record.parameter
-        if not 2 <= width <= 8:
-            raise WireError(f"levels of {width} bits, expected 2 to 8; the upload is damaged")
-        packed = reader.take_bits(width * numel, "a tensor of levels")
-        codes = packing.unpack_codes(packed, numel, width)
-        if numel and codes.max() > 2 * num_steps(width):
-            raise WireError(f"level code {codes.max()}, expected at most {2 * num_steps(width)}; the upload is damaged")
-        return cls(torch.from_numpy(codes), scale_of(record.word), width)
-
-
-@dataclass(frozen=True, eq=False)
 class Sparse(Part):
     """A few float32 values at Rice-coded positions, zero elsewhere."""
 
@@ -315,21 +257,8 @@ class Sparse(Part):
         return width, *packing.rice_encode(positions, width)
 
 
-KINDS: dict[int, type[Part]] = {kind.KIND: kind for kind in (Dense, Signs, Levels, Sparse)}
-"""Kinds 0 to 15; those from 16 on carry a seed (fedbat/seeded_parts.py)."""
-
-
-@cache
-def _unit_levels(width: int, device: torch.device) -> Tensor:
-    """j / s: times the scale, the outermost are exactly +-scale, and no finite scale overflows."""
-    s = num_steps(width)
-    # On the CPU, because on a GPU torch divides by multiplying with 1 / s.
-    return (torch.arange(-s, s + 1, dtype=torch.float32, device="cpu") / s).to(device)
-
-
-def num_steps(width: int) -> int:
-    """s: levels on each side of zero that `width` bits can tell apart."""
-    return (1 << (width - 1)) - 1
+KINDS: dict[int, type[Part]] = {kind.KIND: kind for kind in (Dense, Signs, Sparse)}
+"""Those of this file; levels.py, channels.py and seeded_parts.py (from 16 on) add theirs."""
 
 
 def float_bits(value: Tensor) -> int:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbat import channels, seeded_parts  # noqa: F401  (their kinds of parts join KINDS)
+from fedbat import channels, levels, seeded_parts  # noqa: F401  (their kinds of parts join KINDS)
 from fedbat.errors import WireError
 from fedbat.layout import Entry, Layout
 from fedbat.parts import KINDS, Part, Reader, Record

@@ -93,6 +93,13 @@ def levels(b: int, word: bytes, d: int, stream: "Stream") -> list[float]:
     return values
 
 
+def odd_levels(b: int, word: bytes, d: int, stream: "Stream") -> list[float]:
+    need(2 <= b <= 4, "width of odd levels")
+    step = positive(word)
+    need((2**b - 1) * step < 2.0**128 - 2.0**103, "step of odd levels")  # from there on f32 rounds to infinity
+    return [fl((2 * code + 1 - 2**b) * step) for code in stream.codes(d, b)]
+
+
 def sparse(r: int, word: bytes, d: int, stream: "Stream") -> list[float]:
     k = u32(word)
     need(k <= d and r <= 31, "k or r")
@@ -193,7 +200,7 @@ def rotated_scale(word: bytes) -> float:
 
 
 DECODERS = {
-    0: dense, 1: signs, 2: levels, 3: sparse, 16: rotated_signs, 17: rotated_levels, 18: masked_noise,
+    0: dense, 1: signs, 2: levels, 3: sparse, 5: odd_levels, 16: rotated_signs, 17: rotated_levels, 18: masked_noise,
 }  # fmt: skip
 
 

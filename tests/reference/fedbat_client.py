@@ -9,8 +9,10 @@ from torch.nn import functional as F
 
 from fedbat.binarize import binarize
 
+SHARES = {1: 1.0, 2: 0.53, 3: 0.33, 4: 0.19}  # alpha' / mean|m|
 
-def train(model, names, batches, *, make_optimizer, rho, phi, bounds, noises, last_noise):
+
+def train(model, names, batches, *, make_optimizer, rho, phi, bounds, noises, last_noise, bits=1):
     """Train at w + S(m, alpha); `noises` yields a dict of u for every binarized forward pass.
 
     Returns, for every layer, the final m, the final alpha and the sent S drawn with `last_noise`. Tensors that are not
@@ -27,7 +29,7 @@ def train(model, names, batches, *, make_optimizer, rho, phi, bounds, noises, la
         if alpha_prime[k] == 0:
             return 0 * alpha_e[k]  # binarized, but not set yet: alpha_e has a gradient, and it is zero
         alpha = alpha_prime[k] * torch.exp(rho * alpha_e[k])
-        return alpha if bounds is None else alpha.clamp(*bounds)
+        return alpha if bounds is None else alpha.clamp(*(SHARES[bits] * bound for bound in bounds))
 
     for s, (x, y) in enumerate(batches):
         binarized = s >= floor(phi * len(batches))
@@ -35,12 +37,12 @@ def train(model, names, batches, *, make_optimizer, rho, phi, bounds, noises, la
             u = next(noises)
             for k in w:
                 if alpha_prime[k] == 0:
-                    alpha_prime[k] = (v[k] - w[k]).detach().abs().mean()
-        seen = {k: w[k] + binarize(v[k] - w[k], alpha_of(k), u[k]) if binarized else v[k] for k in w}
+                    alpha_prime[k] = SHARES[bits] * (v[k] - w[k]).detach().abs().mean()
+        seen = {k: w[k] + binarize(v[k] - w[k], alpha_of(k), u[k], bits) if binarized else v[k] for k in w}
         optimizer.zero_grad()
         F.cross_entropy(functional_call(model, seen | others, (x,)), y).backward()
         optimizer.step()
     with torch.no_grad():
         m = {k: v[k] - w[k] for k in w}
         alpha = {k: alpha_of(k) for k in w}
-        return m, alpha, {k: binarize(m[k], alpha[k], last_noise[k]) for k in w}
+        return m, alpha, {k: binarize(m[k], alpha[k], last_noise[k], bits) for k in w}

@@ -74,7 +74,7 @@ class FusedFedBAT:
     @staticmethod
     def suits(method: Method) -> bool:
         """Whether these kernels say what this method says."""
-        return type(method) is FedBAT and method.step != "inf-norm" and method.bits == "fresh"
+        return type(method) is FedBAT and method.step != "inf-norm" and method.sent == "fresh" and method.bits == 1
 
     def forward(self, generator: torch.Generator) -> None:
         """Let the weights be w + S(m, alpha)."""
@@ -98,7 +98,7 @@ class FusedFedBAT:
         torch._foreach_copy_([self.grads[name] for name in grads], list(grads.values()))
         kernels.fedbat_backward[(flat.num_blocks,)](
             self.latent, self.w, self.noise, flat.noise_start, self.grad, self.alpha, self.slope, *self._tables,
-            self.lr, AFTER_ONE=1 + torch.finfo(torch.float32).eps, BLOCK=_BLOCK,
+            self.lr, BLOCK=_BLOCK,
         )  # fmt: skip
         num = len(flat.like)
         kernels.fedbat_settle[(1,)](

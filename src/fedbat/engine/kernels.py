@@ -81,10 +81,7 @@ def fedbat_forward(
 
 
 @triton.jit
-def fedbat_backward(
-    latent, w, noise, noise_start, grad, alpha, slope, layer_of, first, numel, lr, AFTER_ONE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
+def fedbat_backward(latent, w, noise, noise_start, grad, alpha, slope, layer_of, first, numel, lr, BLOCK: tl.constexpr):
     """latent <- latent - lr dL/dm (Eq. 8), and slope[layer] += alpha dL/dalpha (Eq. 9), from grad = dL/dS."""
     block = tl.program_id(0)
     layer = tl.load(layer_of + block)
@@ -96,8 +93,7 @@ def fedbat_backward(
     u = 1.0 - tl.load(noise + tl.load(noise_start + layer) + i, mask=here, other=0.0)
     g = tl.load(grad + at, mask=here, other=0.0)
     s = _binarized(m, a, u)
-    inside = tl.abs(tl.div_rn(m, tl.where(a == 0, 1.0, a))) < AFTER_ONE
-    g_m = tl.where(inside, g, 0.0)
+    g_m = (tl.abs(m) <= a).to(tl.float32) * g
     tl.store(latent + at, tl.fma(g_m, -lr, trained), mask=here)
     terms = g.to(tl.float64) * s.to(tl.float64) - g_m.to(tl.float64) * m.to(tl.float64)
     tl.atomic_add(slope + layer, tl.sum(terms))
@@ -116,5 +112,5 @@ def fedbat_settle(alpha_e, pace, slope, magnitude, num_layers, lr, LAYERS: tl.co
 
 @triton.jit
 def _binarized(m, alpha, u):
-    probability = tl.fma(tl.div_rn(m, tl.where(alpha == 0, 1.0, alpha)), 0.5, 0.5)
-    return tl.where(probability - u >= 0, alpha, -alpha)
+    margin = (0.5 - u) + tl.div_rn(m, 2.0 * tl.where(alpha == 0, 1.0, alpha))
+    return tl.where(margin >= 0, alpha, -alpha)

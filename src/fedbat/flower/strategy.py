@@ -24,7 +24,7 @@ from fedbat.errors import ConfigError
 from fedbat.flower.checkpoint import ServerCheckpoint
 from fedbat.flower.nodes import Nodes
 from fedbat.flower.records import CONFIG, MODEL, Orders, model_to_bytes, packed, record_of_tensors, tensors_of_record
-from fedbat.flower.uploads import Dropped, Upload, declared_bounds, read_replies
+from fedbat.flower.uploads import Dropped, Upload, read_replies
 from fedbat.layout import Role, layout_of
 from fedbat.method import Method
 from fedbat.server import Aggregator
@@ -157,7 +157,7 @@ class Compressed(Strategy):
         """Add what can be added; the round goes on without the rest."""
         round_ = server_round + self._rounds_before
         uploads, dropped = read_replies(
-            replies, self.layout, round_ - 1, self._weight_key, self._nodes.clients, declared_bounds(self.method),
+            replies, self.layout, round_ - 1, self._weight_key, self._nodes.clients, self.method.step_bounds,
             self.max_ratio,
         )  # fmt: skip
         for drop in dropped:

@@ -11,7 +11,6 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from fedbat.errors import WireError
 from fedbat.flower.records import CONFIG, UPLOAD, unpacked
 from fedbat.layout import Layout
-from fedbat.method import Method
 from fedbat.wire import Payload
 
 
@@ -126,8 +125,3 @@ def _far_from_median(uploads: list[Upload], max_ratio: float) -> dict[int, str]:
             if step > 0 and not median / max_ratio <= step <= median * max_ratio:
                 far[client] = f"{name} has step size {step:g}, more than {max_ratio:g} times off the round's {median:g}"
     return far
-
-
-def declared_bounds(method: Method) -> tuple[float, float] | None:
-    """Within which a method holds the step sizes it sends, where it has such a setting."""
-    return cast("tuple[float, float] | None", method.settings().get("bounds"))

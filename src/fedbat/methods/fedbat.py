@@ -2,11 +2,12 @@
 
 Clients learn the one-bit update itself: after a warm-up, the model computes with w + S(m, alpha), and both the update
 m and one step size alpha per layer are trained through S (Algorithm 1). Equations 6-9 are in fedbat/binarize.py.
+`bits` = b > 1 is ours: S takes 2^b levels and sends b bits a weight, all else is the same.
 
 Where the paper and the authors' code (Leopold1423/fedbat-icml24) differ:
 - alpha is held within `bounds`, [5e-4, 5e-2] as in the code; the paper has none (`bounds=None`).
 - alpha_e is what the optimizer trains, as in the code and Eq. 10; Eq. 14 writes the step on alpha itself.
-- `bits="fresh"` sends S(m_tau, alpha_tau) drawn anew, as the code; `bits="last"` sends the bits and the alpha of
+- `sent="fresh"` sends S(m_tau, alpha_tau) drawn anew, as the code; `sent="last"` sends the bits and the alpha of
   the last forward pass, as Algorithm 1 (with phi = 0 and tau = 1 that pass saw S(0) = 0, so nothing is ever sent).
 - The code ships float32 weights although the paper counts bits; here (bits, alpha) are packed.
 - The server weighs clients by samples, as the paper; the code by batches.
@@ -18,24 +19,38 @@ Where we depart from both:
 - When training ends inside the warm-up (phi = 1, or a loop shorter than announced), alpha' = mean|m| at the end.
 - Noise is drawn once per optimizer step, not per forward pass, so that accumulated micro-batches see one S.
 - alpha_e joins its layer's parameter group: with weight decay, which the paper does not use, it decays too.
+- With b bits alpha' = c_b mean|m|, where c_b makes ||S - m|| the least for normal m (at one bit 0.81 would; the
+  paper's 1 stays). `bounds` are of one bit's alpha and shrink by c_b too: unscaled, the lower one would decide alpha.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import floor
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from fedbat.binarize import binarize_backward, binarize_forward, inf_norm, mean_abs, step_size, stochastic_sign
+from fedbat.binarize import (
+    binarize_backward,
+    binarize_forward,
+    codes_of,
+    inf_norm,
+    mean_abs,
+    reach,
+    step_size,
+    stochastic_codes,
+)
 from fedbat.errors import ConfigError
+from fedbat.levels import odd_levels
 from fedbat.method import Forward, Local, Method, Step
-from fedbat.parts import Part, Signs
+from fedbat.parts import Part
 from fedbat.settings import check_choice, check_range
 from fedbat.streams import Noise, Tensors
 
 StepRule = Literal["learned", "fixed", "inf-norm"]
-Bits = Literal["fresh", "last"]
+Sent = Literal["fresh", "last"]
+_SHARES = {1: 1.0, 2: 0.53, 3: 0.33, 4: 0.19}  # c_b = alpha' / mean|m|
 
 
 @dataclass(frozen=True)
@@ -46,7 +61,8 @@ class FedBAT(Method):
     phi: float = 0.5  # share of the local steps that warm up without binarization
     step: StepRule = "learned"  # fixed: rho = 0; inf-norm: the theorems' alpha = ||m||_inf, never bounded
     bounds: tuple[float, float] | None = (5e-4, 5e-2)  # of alpha, for step = learned and fixed
-    bits: Bits = "fresh"
+    sent: Sent = "fresh"  # which draw of S is sent
+    bits: int = 1  # a weight
 
     noisy_forward: ClassVar[bool] = True
 
@@ -60,11 +76,20 @@ class FedBAT(Method):
             "it is the warm-up share of the local steps; phi=0 binarizes from the first",
         )
         check_choice("step", self.step, StepRule)
-        check_choice("bits", self.bits, Bits)
+        check_choice("sent", self.sent, Sent)
+        check_range("bits", self.bits, 1, 4, "bits=1 is the paper's")
         if self.bounds is not None and not 0 < self.bounds[0] <= self.bounds[1] < float("inf"):
             raise ConfigError(
                 f"bounds={self.bounds}, expected 0 < lower <= upper; use 5e-4,5e-2 as the authors, or off for none"
             )
+
+    @property
+    def step_bounds(self) -> tuple[float, float] | None:
+        """`bounds`, in the proportion in which b bits' alpha is smaller."""
+        if self.bounds is None or self.step == "inf-norm":
+            return None
+        low, high = self.bounds
+        return _SHARES[self.bits] * low, _SHARES[self.bits] * high
 
     def learnables(self, w: Tensors) -> Tensors:
         """alpha_e = 0 for every layer, if it is learned at all."""
@@ -75,18 +100,18 @@ class FedBAT(Method):
         return step.index >= floor(self.phi * step.total + 1e-9)  # 0.7 * 90 is 62.99999999999999 in floats
 
     def prepare(self, w: Tensors, local: Local) -> Tensors:
-        """alpha' = ||m||_1 / d for every layer that has moved and has none yet (Eq. 13)."""
+        """alpha' = c_b ||m||_1 / d for every layer that has moved and has none yet (Eq. 13, where c_1 = 1)."""
         old = local.fixed.get("alpha_prime")
         if self.step == "inf-norm" or (old is not None and bool(old.all())):
             return local.fixed
-        now = torch.stack([mean_abs(m) for m in local.update.values()])
+        now = _SHARES[self.bits] * torch.stack([mean_abs(m) for m in local.update.values()])
         return {"alpha_prime": now if old is None else torch.where(old > 0, old, now)}
 
     def forward(self, w: Tensors, local: Local, u: Tensors) -> Forward:
         """w + S(m, alpha), Eq. 6-7."""
         alphas, slopes = self._alphas(local)
         kept = {
-            name: binarize_forward(m, alpha, u[name])
+            name: binarize_forward(m, alpha, u[name], self.bits)
             for (name, m), alpha in zip(local.update.items(), alphas, strict=True)
         }
         weights = {name: w[name] + s for name, s in kept.items()}
@@ -95,27 +120,34 @@ class FedBAT(Method):
     def pull_back(self, w: Tensors, local: Local, u: Tensors, seen: Forward, grad: Tensors) -> tuple[Tensors, Tensors]:
         """Eq. 8 for m, Eq. 9 summed over the layer for alpha, and on to alpha_e by Eq. 10."""
         grads, learned = {}, {}
-        alphas, slopes = seen.shared["alpha"], seen.shared["slope"]
-        for (name, m), alpha, slope in zip(local.update.items(), alphas, slopes, strict=True):
+        reaches = reach(seen.shared["alpha"], self.bits)
+        paces = self.rho * (seen.shared["slope"] > 0)  # 0 where a bound holds alpha
+        for (name, m), limit, pace in zip(local.update.items(), reaches, paces, strict=True):
             if name not in grad:  # the layer took no part in the forward pass
                 continue
-            grads[name], alpha_grad = binarize_backward(m, alpha, seen.kept[name], grad[name])
-            if self._learns:  # slope / alpha = rho, or 0 where a bound holds alpha
-                learned[name] = self.rho * alpha_grad * (slope > 0)
+            grads[name], alpha_grad = binarize_backward(m, limit, seen.kept[name], grad[name])
+            if self._learns:
+                learned[name] = pace * alpha_grad
         return grads, learned
 
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
-        """One bit a weight and alpha: those of the last forward pass (Algorithm 1, line 23), or drawn anew."""
+        """`bits` a weight and alpha: those of the last forward pass (Algorithm 1, line 23), or drawn anew."""
         parts: dict[str, Part] = {}
-        if self.bits == "last" and local.last is not None:
+        if self.sent == "last" and local.last is not None:
             for (name, s), alpha in zip(local.last.kept.items(), local.last.shared["alpha"], strict=True):
-                parts[name] = Signs.of(s > 0, alpha)
+                parts[name] = odd_levels(codes_of(s, alpha, self.bits), alpha, self.bits)
             return parts, memory
         alphas, _ = self._alphas(local)
         u = noise(local.update)
         for (name, m), alpha in zip(local.update.items(), alphas, strict=True):
-            parts[name] = Signs.of(stochastic_sign(m, alpha, u[name]), alpha * m.any())
+            codes = stochastic_codes(m, alpha, u[name], self.bits)
+            parts[name] = odd_levels(codes, alpha * m.any(), self.bits)
         return parts, memory
+
+    @classmethod
+    def settings_of_record(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """`sent` was called `bits` once."""
+        return {"sent" if value in get_args(Sent) else name: value for name, value in settings.items()}
 
     @property
     def _learns(self) -> bool:
@@ -124,8 +156,8 @@ class FedBAT(Method):
     def _alphas(self, local: Local) -> tuple[Tensor, Tensor]:
         """alpha and d alpha / d alpha_e of all layers."""
         if self.step == "inf-norm":
-            alphas = torch.stack([inf_norm(m) for m in local.update.values()])
+            alphas = torch.stack([inf_norm(m) for m in local.update.values()]) / ((1 << self.bits) - 1)
             return alphas, torch.zeros_like(alphas)
         alpha_prime = local.fixed["alpha_prime"]
         alpha_e = torch.stack(list(local.learned.values())) if self._learns else torch.zeros_like(alpha_prime)
-        return step_size(alpha_prime, alpha_e.detach(), self.rho if self._learns else 0.0, self.bounds)
+        return step_size(alpha_prime, alpha_e.detach(), self.rho if self._learns else 0.0, self.step_bounds)

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from fedbat.binarize import inf_norm, stochastic_levels
+from fedbat.levels import Levels, num_steps
 from fedbat.method import Local, Method
-from fedbat.parts import Levels, Part, num_steps
+from fedbat.parts import Part
 from fedbat.settings import check_choice, check_range
 from fedbat.streams import Noise, Tensors
 
