@@ -15,7 +15,7 @@ from fedbat.engine import norms, stems
 from fedbat.models.norm import BatchNormReLU
 
 # One part and many, whole tiles and not, few channels and more than a tile has.
-SHAPES = [(4, 8, 5, 5), (3, 70, 4, 4), (16, 64, 8, 8), (2, 3, 1, 1)]
+SHAPES = [(4, 8, 5, 5), (3, 70, 4, 4), (16, 64, 8, 8), (2, 3, 1, 1), (9, 3, 17, 17)]
 
 
 def channels_last(x):
@@ -35,8 +35,7 @@ def steps(norm, inputs, grad, times=2):
 @pytest.mark.parametrize("kind, shortcut", [(nn.BatchNorm2d, False), (BatchNormReLU, False), (BatchNormReLU, True)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fused_norms_are_the_native_ones(shape, kind, shortcut, dtype, monkeypatch):
-    monkeypatch.setattr(norms, "_TILE", 512)
-    monkeypatch.setattr(norms, "_PROGRAMS", 8)
+    monkeypatch.setattr(norms, "_PARTS", 4)
     generator = torch.Generator().manual_seed(0)
     draw = [channels_last(3 + 2 * torch.randn(shape, generator=generator)).to(dtype) for _ in range(3)]
     inputs, grad = draw[: 1 + shortcut], draw[2]
@@ -131,6 +130,8 @@ def test_what_does_not_fit_is_computed_natively():
     assert torch.equal(norm(x), native(x))
     assert torch.equal(norm.eval()(x), native.eval()(x))
     assert norm.num_batches_tracked == 1
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        norm.train()(torch.randn(1, 4, 1, 1))
 
 
 def test_other_norms_are_left_alone():

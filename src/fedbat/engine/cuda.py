@@ -9,7 +9,6 @@ Batches and noise are those of the sequential engine on the same device. With de
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -34,9 +33,7 @@ Precision = Literal["fp32", "tf32", "bf16"]
 _TEST_BATCH = 2500
 _MAX_SLOTS = 16  # ten streams fill an H200
 _PRIORITIES = 3  # of slots; torch tells four apart, and the first is the caller's
-# Steps of a client that are launched together: few at first, so that all clients start; launching all at once would
-# fill the driver's queue.
-_FIRST_TURN, _TURN = 4, 30
+_TURN = 30  # steps of a client that are launched together; launching all of them at once fills the driver's queue
 
 
 class CudaEngine:
@@ -93,14 +90,13 @@ class CudaEngine:
         for start in range(0, len(clients), len(self._slots)):
             wave = clients[start : start + len(self._slots)]
             slots = self._assign(wave)
-            longest = max(len(self.plan(client)) for client in wave)
-            for turn, end in pairwise([0, *range(_FIRST_TURN, longest + _TURN, _TURN)]):
+            for turn in range(0, max(len(self.plan(client)) for client in wave), _TURN):
                 for slot, client in zip(slots, wave, strict=True):
                     if turn == 0:
                         slot.begin(round_, client, memories.get(client, {}))
-                    for kind in slot.plan[turn:end]:
+                    for kind in slot.plan[turn : turn + _TURN]:
                         slot.advance(kind)
-                    if turn < len(slot.plan) <= end:
+                    if turn < len(slot.plan) <= turn + _TURN:
                         slot.encode()
             for slot, client in zip(slots, wave, strict=True):
                 yield slot.finish(round_, client)

@@ -1,14 +1,15 @@
 """Triton kernels of `norms` (BatchNorm, ReLU and the sum with a shortcut) and `stems` (patches of images).
 
 Activations lie channels_last: a matrix of M rows (samples and pixels) and C channels. Sums over rows are taken in parts
-(one program each), then settled; their order is fixed, so the same input always gives the same bits.
+(one program each), then settled; their order is fixed, so the same input always gives the same bits. Nothing is
+compiled for a certain number of rows: batches come in many sizes.
 """
 
 import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "PARTS"])
 def moments(x, partial, M, C, PARTS, TILES: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
     """partial[0], partial[1] <- sums of x - k and its square over this program's rows; k is the first row."""
     part, c = tl.program_id(0), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -26,7 +27,7 @@ def moments(x, partial, M, C, PARTS, TILES: tl.constexpr, ROWS: tl.constexpr, CH
     tl.store(partial + (PARTS + part) * C + c, tl.sum(second, 0), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "PARTS"])
 def settle_moments(
     x, partial, weight, bias, running_mean, running_var, batches, saved, M, C, PARTS, eps, momentum,
     MOST: tl.constexpr, CHANNELS: tl.constexpr,
@@ -51,7 +52,7 @@ def settle_moments(
         tl.store(batches, tl.load(batches) + 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def normalize(
     x, shortcut, saved, y, M, C,
     ADDS: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -68,7 +69,7 @@ def normalize(
     tl.store(y + at, value.to(y.dtype.element_ty), mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "PARTS"])
 def slopes(
     x, grad, y, saved, partial, M, C, PARTS,
     ADDS: tl.constexpr, RELU: tl.constexpr, TILES: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -92,7 +93,7 @@ def slopes(
     tl.store(partial + (PARTS + part) * C + c, tl.sum(second, 0) * inverse, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "PARTS"])
 def settle_slopes(
     partial, saved, weight_grad, bias_grad, factors, M, C, PARTS, MOST: tl.constexpr, CHANNELS: tl.constexpr
 ):
@@ -109,7 +110,7 @@ def settle_slopes(
     tl.store(factors + C + c, -factor * mean - scale * first / M, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def pull_back(
     x, grad, y, saved, factors, x_grad, shortcut_grad, M, C,
     ADDS: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -157,7 +158,7 @@ def _tile(M, C, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
     return row[:, None] * C + c[None, :], c, (row < M)[:, None] & real[None, :], real
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def patches(
     x, rows, M, HEIGHT, WIDTH, batch_stride, channel_stride, row_stride, column_stride,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,

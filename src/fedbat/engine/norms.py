@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from fedbat.models.norm import BatchNormReLU
 
-_CHANNELS = 64  # of a tile, at most
-_TILE = 4096  # values of a tile
-_PROGRAMS = 128  # that share the sums over one activation; ten clients at a time fill the card
+# Every tile has the same shape, and few numbers of tiles occur: each would be compiled anew.
+_CHANNELS, _ROWS = 32, 128  # of a tile
+_SHAPE = {"ROWS": _ROWS, "CHANNELS": _CHANNELS}
+_PARTS = 128  # programs, at most, that share the sums over an activation's rows; ten clients at a time fill the card
 
 
 def fuse_norms(model: nn.Module) -> None:
@@ -44,7 +45,7 @@ def _same(x: Tensor) -> Tensor:
 def _forward(module: nn.BatchNorm2d, followed: bool, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
     inputs = [x] if shortcut is None else [x, shortcut]
     fits = all(t.is_contiguous(memory_format=torch.channels_last) and t.dtype == x.dtype for t in inputs)
-    if not fits or x.numel() >= 1 << 31:
+    if not fits or not x.shape[1] < x.numel() < 1 << 31:  # one value a channel is an error
         y: Tensor = type(module).forward(module, *inputs)
         return torch.relu(y) if followed else y
     relu = followed or type(module) is BatchNormReLU
@@ -69,9 +70,8 @@ def _normalized(plan: "_Plan", x: Tensor, shortcut: Tensor | None, saved: Tensor
 
     y, adds = torch.empty_like(x), shortcut is not None
     kernels.normalize[plan.over_tiles](
-        x, shortcut if adds else x, saved, y, plan.M, plan.C,
-        ADDS=adds, RELU=relu, ROWS=plan.rows, CHANNELS=plan.channels,
-    )  # fmt: skip
+        x, shortcut if adds else x, saved, y, plan.M, plan.C, ADDS=adds, RELU=relu, **_SHAPE
+    )
     return y
 
 
@@ -80,23 +80,19 @@ class _Plan(NamedTuple):
 
     M: int
     C: int
-    channels: int
-    rows: int
     parts: int  # of the rows, each summed by one program
     tiles: int  # of a part
 
     @classmethod
     def of(cls, x: Tensor) -> "_Plan":
-        M, C = x.numel() // x.shape[1], x.shape[1]
-        channels = min(_CHANNELS, _power(C))
-        rows = _TILE // channels
-        across = -(-C // channels)
-        tiles = -(-M // (rows * max(1, min(_PROGRAMS // across, -(-M // rows)))))
-        return cls(M, C, channels, rows, -(-M // (rows * tiles)), tiles)
+        M, C, tiles = x.numel() // x.shape[1], x.shape[1], 1
+        while _ROWS * tiles * _PARTS < M:
+            tiles *= 4
+        return cls(M, C, -(-M // (_ROWS * tiles)), tiles)
 
     @property
     def over_channels(self) -> tuple[int]:
-        return (-(-self.C // self.channels),)
+        return (-(-self.C // _CHANNELS),)
 
     @property
     def over_parts(self) -> tuple[int, int]:
@@ -104,7 +100,7 @@ class _Plan(NamedTuple):
 
     @property
     def over_tiles(self) -> tuple[int, int]:
-        return -(-self.M // self.rows), *self.over_channels
+        return -(-self.M // _ROWS), *self.over_channels
 
     def partial(self, x: Tensor) -> Tensor:
         """Two sums for each part and channel."""
@@ -119,17 +115,17 @@ class _Norm(torch.autograd.Function):
         from fedbat.engine import layer_kernels as kernels
 
         plan = _Plan.of(x)
-        M, C, channels, rows, parts, tiles = plan
+        M, C, parts, tiles = plan
         sums, saved = plan.partial(x), torch.empty(4, C, device=x.device)
-        kernels.moments[plan.over_parts](x, sums, M, C, parts, TILES=tiles, ROWS=rows, CHANNELS=channels)
+        kernels.moments[plan.over_parts](x, sums, M, C, parts, TILES=tiles, **_SHAPE)
         kernels.settle_moments[plan.over_channels](
             x, sums, weight, bias, module.running_mean, module.running_var, module.num_batches_tracked, saved,
-            M, C, parts, module.eps, module.momentum, MOST=_power(parts), CHANNELS=channels,
+            M, C, parts, module.eps, module.momentum, MOST=_PARTS, CHANNELS=_CHANNELS,
         )  # fmt: skip
         y = _normalized(plan, x, shortcut, saved, relu)
         adds = shortcut is not None
         ctx.save_for_backward(x, y if adds and relu else x, saved)
-        ctx.kind = {"ADDS": adds, "RELU": relu, "ROWS": rows, "CHANNELS": channels}
+        ctx.kind = {"ADDS": adds, "RELU": relu, **_SHAPE}
         return y
 
     @staticmethod
@@ -139,20 +135,15 @@ class _Norm(torch.autograd.Function):
         x, y, saved = ctx.saved_tensors
         grad = grads[0].contiguous(memory_format=torch.channels_last)
         plan = _Plan.of(x)
-        M, C, channels, _, parts, tiles = plan
+        M, C, parts, tiles = plan
         sums, x_grad = plan.partial(x), torch.empty_like(x)
         shortcut_grad = torch.empty_like(x) if ctx.kind["ADDS"] else None
         (weight_grad, bias_grad), factors = torch.empty(2, C, device=x.device), torch.empty(2, C, device=x.device)
         kernels.slopes[plan.over_parts](x, grad, y, saved, sums, M, C, parts, TILES=tiles, **ctx.kind)
         kernels.settle_slopes[plan.over_channels](
-            sums, saved, weight_grad, bias_grad, factors, M, C, parts, MOST=_power(parts), CHANNELS=channels
+            sums, saved, weight_grad, bias_grad, factors, M, C, parts, MOST=_PARTS, CHANNELS=_CHANNELS
         )
         kernels.pull_back[plan.over_tiles](
             x, grad, y, saved, factors, x_grad, x_grad if shortcut_grad is None else shortcut_grad, M, C, **ctx.kind
         )
         return x_grad, shortcut_grad, weight_grad, bias_grad, None, None
-
-
-def _power(number: int) -> int:
-    """The next power of two."""
-    return 1 << (number - 1).bit_length()
