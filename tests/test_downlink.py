@@ -21,7 +21,8 @@ from fedbat.models import build_model
 from fedbat.packing import num_bytes
 from fedbat.parts import Reader, Record
 from fedbat.run import run_recorded
-from fedbat.simulation import averaged, initial_state, rounds
+from fedbat.server import averaged
+from fedbat.simulation import initial_state, rounds
 
 SMALL = Experiment(clients=8, per_round=3, rounds=3, epochs=1, batch_size=100, model="tests.test_engines:tiny")
 

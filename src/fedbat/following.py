@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import torch
+
 from fedbat.binarize import mean_abs
 from fedbat.errors import WireError
 from fedbat.layout import Layout
@@ -48,6 +50,22 @@ class Follower:
         """The true model as the public one. Weights travel as float32, whatever their type."""
         weights = {entry.name: w[entry.name].float().to(entry.dtype) for entry in layout.compressed}
         return cls(layout, version, {name: (weights.get(name, x)).clone() for name, x in w.items()})
+
+    @classmethod
+    def from_tensors(cls, layout: Layout, tensors: Tensors) -> "Follower":
+        """What `to_tensors` gave; WireError if it is not of this layout. Damaged values show in the hash."""
+        w, version = {name.removeprefix("w/"): x for name, x in tensors.items() if name != "version"}, -1
+        if "version" in tensors and tensors["version"].numel() == 1:
+            version = int(tensors["version"])
+        if {(name, x.dtype, x.shape) for name, x in w.items()} != {(e.name, e.dtype, e.shape) for e in layout}:
+            raise WireError("a model with other tensors is kept, expected those of the layout; ask for the whole model")
+        if version < 0:
+            raise WireError("the model that is kept has no version; ask for the whole model")
+        return cls(layout, version, {entry.name: w[entry.name] for entry in layout})
+
+    def to_tensors(self) -> Tensors:
+        """To be kept in a file."""
+        return {"version": torch.tensor(self.version), **{f"w/{name}": x for name, x in self.w.items()}}
 
     @cached_property
     def held(self) -> Held:

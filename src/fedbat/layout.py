@@ -110,15 +110,19 @@ def whole_layout(model: nn.Module, layout: Layout) -> Layout:
     the one they are, and what `layout` skips as it is.
     """
     roles: dict[str, Role] = {entry.name: entry.role for entry in layout}
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    first = {name: names[id(parameter)] for name, parameter in model.named_parameters(remove_duplicate=False)}
-    entries = list(layout)
+    entries, tied = list(layout), tied_names(model)
     for name, tensor in model.state_dict(keep_vars=True).items():
         if name not in roles:
-            role = roles.get(first.get(name, name), "dense" if tensor.is_floating_point() else "max")
-            _check(name, tensor, role)
+            role = roles.get(tied.get(name, name), "dense" if tensor.is_floating_point() else "max")
             entries.append(Entry(name, role, tensor.dtype, tensor.shape))
     return Layout(entries)
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Further names of a parameter, each with the one under which it travels."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    everything = model.named_parameters(remove_duplicate=False)
+    return {name: names[id(parameter)] for name, parameter in everything if name != names[id(parameter)]}
 
 
 def tensors_of(model: nn.Module, layout: Layout) -> Tensors:

@@ -5,15 +5,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-
 from fedbat.downlink import DOWNLINKS, Public
 from fedbat.engine.base import ClientResult, Engine, Evaluation, Lost
 from fedbat.errors import MethodError, WireError
 from fedbat.experiment import Federation
 from fedbat.layout import tensors_of
 from fedbat.memories import Memories
-from fedbat.server import Aggregator
+from fedbat.server import Aggregator, averaged
 from fedbat.streams import Tensors
 from fedbat.training import LayerReport
 from fedbat.wire import Payload
@@ -119,16 +117,6 @@ def rounds(
             ),
             state,
         )
-
-
-def averaged(past: Tensors, w: Tensors, weight: float) -> Tensors:
-    """weight * past + (1 - weight) * w, BatchNorm statistics included; counters are the latest. It starts from w."""
-    if not weight:
-        return {}
-    return {
-        name: torch.lerp(x, past[name], weight) if name in past and x.is_floating_point() else x.clone()
-        for name, x in w.items()
-    }
 
 
 def _add(aggregator: Aggregator, result: ClientResult, index: int) -> None:
