@@ -3,10 +3,10 @@
     python -m benchmarks.flower_wire [--rounds 4] [--models cnn resnet10]
 
 One SuperNode that takes part in every round, one training step a round, no evaluation on clients, no TLS. All that
-passes the proxy counts: models, updates, and Flower's signalling (polls and heartbeats included, so slower machines have
-a little more of it). The first round is told apart, because the app itself, fedbat's question who is there, and the
-whole of a model that is followed travel in it. What a client costs does not depend on how many others there are, except
-by following: one that takes part in every tenth round then fetches ten steps.
+passes the proxy counts: models, updates, and Flower's signalling (polls and heartbeats included, so slower machines
+have a little more of it). The first round is told apart, because the app itself, fedbat's question who is there, and
+the whole of a model that is followed travel in it. What a client costs does not depend on how many others there are,
+except by following: one that takes part in every tenth round then fetches ten steps.
 """
 
 import argparse
