@@ -1,10 +1,12 @@
 """Bytes on Flower's wire, per client and round: a counting TCP proxy between a SuperNode and its SuperLink.
 
-    python -m benchmarks.flower_wire [--rounds 4]
+    python -m benchmarks.flower_wire [--rounds 4] [--models cnn resnet10]
 
-One SuperNode, one training step a round, no evaluation on clients, no TLS. All that passes the proxy counts: models,
-updates, and Flower's signalling (polls and heartbeats included, so slower machines have a little more of it). The first
-round is told apart, because the app itself and fedbat's question who is there travel in it.
+One SuperNode that takes part in every round, one training step a round, no evaluation on clients, no TLS. All that
+passes the proxy counts: models, updates, and Flower's signalling (polls and heartbeats included, so slower machines
+have a little more of it). The first round is told apart, because the app itself, fedbat's question who is there, and
+the whole of a model that is followed travel in it. What a client costs does not depend on how many others there are,
+except by following: one that takes part in every tenth round then fetches ten steps.
 """
 
 import argparse
@@ -22,7 +24,13 @@ from typing import NamedTuple
 from tests.flower_processes import Processes, free_port
 
 APP = Path(__file__).parent / "flower_wire_app"
-METHODS = {"stock": "FedAvg, float32", "fedbat": "FedBAT"}
+WAYS = {  # method and bits down
+    ("stock", "32"): "FedAvg, float32",
+    ("fedbat", "32"): "FedBAT, 32 bits down",
+    ("fedbat", "4"): "FedBAT, 4 bits down",
+    ("fedbat", "3"): "FedBAT, 3 bits down",
+    ("fedbat", "follow"): "FedBAT, following",
+}
 
 
 class Bytes(NamedTuple):
@@ -87,10 +95,11 @@ def network() -> Iterator[tuple[Processes, Counter]]:
         yield processes, counter
 
 
-def measure(model: str, method: str, num_rounds: int) -> list[Bytes]:
+def measure(model: str, method: str, down: str, num_rounds: int) -> list[Bytes]:
     """Of each round; a fresh network for each measurement, so that none pays for another's."""
     with network() as (processes, counter):
-        config = {"model": model, "method": method, "num-server-rounds": num_rounds, "stamps": counter.stamps}
+        config = {"model": model, "method": method, "down": down, "num-server-rounds": num_rounds}
+        config["stamps"] = counter.stamps
         overrides = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         processes.run("flwr", "run", APP, "link", "--stream", "-c", overrides, timeout=600)
         assert len(counter.notes) == num_rounds + 1, counter.notes  # before the first and after each
@@ -100,17 +109,21 @@ def measure(model: str, method: str, num_rounds: int) -> list[Bytes]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--models", nargs="+", default=["cnn", "resnet10"])
     options = parser.parse_args()
     print(f"bytes per client and round, mean of rounds 2 to {options.rounds} (in brackets: round 1)")
-    print(f"{'':10} {'':16} {'up':>24} {'down':>26}")
-    for model in ("cnn", "resnet10"):
-        found = {}
-        for method, title in METHODS.items():
-            first, *rest = measure(model, method, options.rounds)
-            found[method] = up, down = Bytes(*(round(mean(column)) for column in zip(*rest, strict=True)))
-            print(f"{model:10} {title:16} {up:12,d} ({first.up:10,d}) {down:12,d} ({first.down:10,d})")
-        ratios = [a / b for a, b in zip(found["stock"], found["fedbat"], strict=True)]
-        print(f"{model:10} {'ratio':16} {ratios[0]:12.1f} {'':12} {ratios[1]:12.2f}")
+    print(f"{'':31}{'up':>12} {'':12} {'down':>12} {'':14} {'both':>12}   less")
+    for model in options.models:
+        plain = 0
+        for (method, down), title in WAYS.items():
+            first, *rest = measure(model, method, down, options.rounds)
+            up, down_ = Bytes(*(round(mean(column)) for column in zip(*rest, strict=True)))
+            plain = plain or up + down_
+            print(
+                f"{model:9} {title:21}{up:12,d} ({first.up:10,d}) {down_:12,d} ({first.down:10,d}) "
+                f"{up + down_:12,d} {plain / (up + down_):5.1f}x",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from fedbat.following import Follower, Leader
 from fedbat.layout import Entry, Layout
 from fedbat.levels import Levels, OddLevels
 from fedbat.parts import Dense, Part, Signs, Sparse
@@ -30,6 +31,7 @@ def main(folder: Path) -> None:
         (folder / f"{name}.bin").write_bytes(payload.to_bytes())
     lines = [f"{json.dumps(name)}: {json.dumps(vector)}" for name, vector in vectors.items()]
     (folder / "vectors.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    (folder / "following.json").write_text(json.dumps(following()) + "\n")
 
 
 def messages() -> list[tuple[str, int, list[tuple[Any, ...]]]]:
@@ -122,6 +124,35 @@ def messages() -> list[tuple[str, int, list[tuple[Any, ...]]]]:
             ],
         ),
     ]
+
+
+def following() -> dict[str, Any]:
+    """A public model, two steps of it, and the messages to one that holds nothing and to one that missed both."""
+    entries = [("conv.weight", "compress", [8, 1, 3, 3]), ("conv.bias", "dense", [1]), ("bn.count", "max", [])]
+    dtypes = {"compress": torch.float32, "dense": torch.float32, "max": torch.int64}
+    layout = Layout(Entry(name, role, dtypes[role], torch.Size(shape)) for name, role, shape in entries)
+    signs_of = [[1 if i * i % 7 in few else -1 for i in range(72)] for few in ((1, 2), (0, 2))]
+    models = [{"conv.weight": [_float32(0.1 * x) for x in numbers(72)], "conv.bias": [-1.5], "bn.count": [40]}]
+    leader = Leader(Follower.of(layout, _tensors(layout, models[0])))
+    first = leader.public.held
+    for step, turns in zip((0.25, 2.0**-9), signs_of, strict=True):
+        weights = [_float32(v + step * sign) for v, sign in zip(models[-1]["conv.weight"], turns, strict=True)]
+        true = {"conv.weight": weights, "conv.bias": [step], "bn.count": [models[-1]["bn.count"][0] + 1]}
+        leader = leader.lead(_tensors(layout, true))
+        (scale,) = struct.unpack("<f", leader.steps[-1].raw[44:48])  # near `step`: w - v was rounded
+        moved = [_float32(v + scale * sign) for v, sign in zip(models[-1]["conv.weight"], turns, strict=True)]
+        models.append(true | {"conv.weight": moved})
+    return {
+        "layout": layout.text,
+        "models": models,
+        "hashes": [held.hash.hex() for held in (first, leader.steps[1].start, leader.public.held)],
+        "whole": leader.message(None).hex(),
+        "steps": leader.message(first).hex(),
+    }
+
+
+def _tensors(layout: Layout, values: dict[str, list[float]]) -> dict[str, torch.Tensor]:
+    return {entry.name: torch.tensor(values[entry.name], dtype=entry.dtype).view(entry.shape) for entry in layout}
 
 
 def numbers(count: int) -> list[float]:

@@ -1,8 +1,9 @@
 """An experiment of the library as Flower apps, and the apps on Flower's own simulation.
 
-python -m tests.flower_federation OUT    # one file of global weights per method of METHODS
+python -m tests.flower_federation OUT    # one file of global weights for each of RUNS
 """
 
+import json
 import sys
 from functools import cache
 from pathlib import Path
@@ -24,7 +25,7 @@ from fedbat.flower.records import tensors_of_record
 from fedbat.storage import save_tensors
 from fedbat.streams import stream_seed
 
-METHODS = ("fedavg", "fedbat", "ef-signsgd")
+RUNS = (("fedavg", "32"), ("fedbat", "32"), ("ef-signsgd", "32"), ("fedbat", "4"), ("fedbat", "follow"))  # method, down
 
 
 def small(shape, num_classes):
@@ -40,15 +41,15 @@ def small(shape, num_classes):
     )
 
 
-def experiment(method):
+def experiment(method, down="32"):
     """Clients of unequal sizes."""
     return Experiment(
         method=method, model="tests.flower_federation:small", partition="dirichlet", beta=0.3,
-        clients=10, per_round=4, rounds=3, epochs=2, lr=0.05, seed=5,
+        clients=10, per_round=4, rounds=3, epochs=2, lr=0.05, seed=5, down=down,
     )  # fmt: skip
 
 
-federation = cache(lambda method: prepare(experiment(method)))
+federation = cache(lambda method, down="32": prepare(experiment(method, down)))
 client_app = ClientApp(mods=[fedbat_mod])
 
 
@@ -75,17 +76,19 @@ def train(msg: Message, context: Context) -> Message:
 
 
 def simulate(out: Path) -> None:
-    """All methods one after the other, so that Flower starts only once."""
+    """All runs one after the other, so that Flower starts only once."""
     server_app = ServerApp()
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        for name in METHODS:
-            fed = federation(name)
+        for method, down in RUNS:
+            fed = federation(method, down)
             inside = FedAvg(fraction_train=0.4, fraction_evaluate=0.0, min_available_nodes=10)
-            strategy = Compressed(inside, fed.method, fed.model, seed=fed.experiment.seed)
+            strategy = Compressed(inside, fed.method, fed.model, seed=fed.experiment.seed, down=down)
             result = strategy.start(grid, ArrayRecord(fed.model.state_dict()), fed.experiment.rounds)
-            save_tensors(out / f"{name}.safetensors", tensors_of_record(result.arrays))
+            save_tensors(out / f"{method}-{down}.safetensors", tensors_of_record(result.arrays))
+            down_bytes = [metrics["fedbat-downlink-bytes"] for metrics in result.train_metrics_clientapp.values()]
+            (out / f"{method}-{down}.json").write_text(json.dumps(down_bytes))
 
     backend = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 2, "log_to_driver": False}}
     run_simulation(server_app, client_app, num_supernodes=10, backend_config=backend)

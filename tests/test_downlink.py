@@ -11,16 +11,18 @@ from safetensors.torch import load_file
 from fedbat import Payload, layout_of
 from fedbat.channels import WIDTHS, Channels, unit_levels
 from fedbat.checkpoint import Checkpoint
-from fedbat.downlink import DOWNLINKS, FOLLOW, FULL, Public, broadcast, follow, whole_bytes
+from fedbat.downlink import DOWNLINKS, FOLLOW, FULL, Public
 from fedbat.engine import SequentialEngine
 from fedbat.errors import ConfigError, WireError
 from fedbat.experiment import Experiment, prepare
+from fedbat.following import Follower, Leader, follow, message_bytes
 from fedbat.layout import tensors_of
 from fedbat.models import build_model
 from fedbat.packing import num_bytes
 from fedbat.parts import Reader, Record
 from fedbat.run import run_recorded
-from fedbat.simulation import averaged, initial_state, rounds
+from fedbat.server import averaged
+from fedbat.simulation import initial_state, rounds
 
 SMALL = Experiment(clients=8, per_round=3, rounds=3, epochs=1, batch_size=100, model="tests.test_engines:tiny")
 
@@ -102,6 +104,60 @@ def test_updates_are_added_to_the_true_model():
     assert all(r.received is not None and r.received.loss != r.loss for r in found)
 
 
+class Listening(SequentialEngine):
+    """Remembers what clients were given and gave."""
+
+    def __init__(self, federation):
+        super().__init__(federation)
+        self.given, self.results = [], []
+
+    def train(self, w, round_, clients, memories):
+        self.given.append(w)
+        self.results.append([])
+        for result in super().train(w, round_, clients, memories):
+            self.results[-1].append(result)
+            yield result
+
+
+@pytest.mark.parametrize("down", [FULL, "2", FOLLOW])
+def test_the_true_model_is_the_first_plus_all_that_was_aggregated(down):
+    federation = prepare(dataclasses.replace(SMALL, down=down, rounds=4))
+    engine, start = Listening(federation), initial_state(federation)
+    *_, (_, state) = rounds(federation, engine, start)
+    floats = [entry.name for entry in federation.layout if entry.role != "max"]
+    total = {name: start.w[name].double() for name in floats}
+    for results in engine.results:
+        weight = sum(result.num_samples for result in results)
+        for result in results:
+            payload = Payload.from_bytes(result.upload, federation.layout)
+            sent = {name: part.unpack().view(start.w[name].shape) for name, part in payload.parts.items()}
+            for name, change in (sent | payload.rest).items():
+                if name in total:
+                    total[name] += change.double() * (result.num_samples / weight)
+    for name in floats:
+        assert (state.w[name] - total[name]).norm() <= 1e-5 * total[name].norm(), name
+
+
+def test_a_run_that_follows_counts_the_bytes_of_the_messages():
+    """Against clients that hear them."""
+    federation = prepare(dataclasses.replace(SMALL, down=FOLLOW, rounds=12, clients=40, per_round=2, epochs=1))
+    engine, start = Listening(federation), initial_state(federation)
+    leader, held, missed = Leader(Follower.of(federation.layout, start.w)), {}, []
+    for round_, state in rounds(federation, engine, start):
+        before, count = dict(held), 0
+        for client in round_.clients:
+            mine = held.get(client)
+            raw = leader.message(mine and mine.held)
+            held[client] = follow(federation.layout, mine, raw)
+            count += len(raw)
+            missed += [leader.public.version - mine.version] if client in before else []
+        assert round_.downlink_bytes == count
+        for client in round_.clients:
+            assert all(torch.equal(held[client].w[name], x) for name, x in engine.given[-1].items())
+        leader = leader.lead(state.w)
+    assert max(missed) > 3
+
+
 def test_eight_bits_train_like_thirty_two_and_downlink_bytes_shrink():
     whole, _ = run(rounds=4, epochs=2)
     few, _ = run(rounds=4, epochs=2, down="8")
@@ -123,22 +179,6 @@ def moved(w, rng):
     return {k: x + 0.01 * torch.randn(x.shape, generator=rng) if x.is_floating_point() else x + 1 for k, x in w.items()}
 
 
-def test_whoever_hears_all_broadcasts_holds_the_public_model_bit_for_bit(rng):
-    layout, w = some_model()
-    public = DOWNLINKS[FOLLOW].publish(layout, w, None, 0)
-    client = {name: x.clone() for name, x in w.items()}
-    for version in range(1, 6):
-        w = moved(w, rng)
-        raw = broadcast(layout, w, public.w, version)
-        public = DOWNLINKS[FOLLOW].publish(layout, w, public, version)
-        client = follow(client, Payload.from_bytes(raw, layout, context=version))
-        assert all(torch.equal(client[name], public.w[name]) for name in client)
-        assert all(torch.equal(public.w[entry.name], w[entry.name]) for entry in layout.rest)
-        assert public.num_bytes == len(raw)
-    # one bit a weight, and the rest (4 channels of statistics each) as it is
-    assert 8 * public.num_bytes < sum(e.numel for e in layout.compressed) * 1.2
-
-
 def test_what_a_broadcast_misses_is_sent_later(rng):
     """Once the true model stands still, the public one closes in on it."""
     layout, w = some_model()
@@ -153,13 +193,11 @@ def test_what_a_broadcast_misses_is_sent_later(rng):
 
 def test_a_follower_gets_what_it_missed_or_the_whole_model():
     layout, w = some_model()
-    rest, whole = sum(entry.nbytes for entry in layout.rest), whole_bytes(layout)
-    public = Public(w, num_bytes=rest + 1000, versions={1: 7, 2: 10, 3: 6})
-    cost = {client: DOWNLINKS[FOLLOW].reach(layout, public, [client], 10)[0] for client in (1, 2, 3, 4)}
-    assert cost == {1: rest + 3000, 2: 0, 3: rest + 4000, 4: whole}
-    far = Public(w, num_bytes=rest + 1000, versions={1: -(10**6)})
-    assert DOWNLINKS[FOLLOW].reach(layout, far, [1], 10)[0] == whole
-    assert DOWNLINKS[FOLLOW].reach(layout, public, [1, 4], 10)[1].versions == {1: 10, 2: 10, 3: 6, 4: 10}
+    public, far = Public(w, 0, versions={1: 7, 2: 40, 3: 6}), 10**6
+    cost = {client: DOWNLINKS[FOLLOW].reach(layout, public, [client], 40)[0] for client in (1, 2, 3, 4)}
+    assert cost == {client: message_bytes(layout, n) for client, n in {1: 33, 2: 0, 3: 34, 4: None}.items()}
+    assert DOWNLINKS[FOLLOW].reach(layout, public, [1], far)[0] == message_bytes(layout, None)
+    assert DOWNLINKS[FOLLOW].reach(layout, public, [1, 4], 40)[1].versions == {1: 40, 2: 40, 3: 6, 4: 40}
 
 
 def test_a_run_that_follows_learns_and_sends_less_each_way():

@@ -16,10 +16,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvg
 
-from fedbat import make_method
+from fedbat import layout_of, make_method
 from fedbat.flower import Compressed
 from fedbat.flower.client import MEMORY
 from fedbat.flower.records import tensors_of_record
+from fedbat.following import message_bytes
 from fedbat.storage import load_tensors
 from tests.flower_processes import Processes, accuracies, free_port, train_metrics
 from tests.flower_world import World
@@ -133,7 +134,7 @@ def test_the_operators_page_shows_options_that_are_tried_here():
     missing = [option for option in re.findall(r" (--[a-z-]+)", commands) if f'"{option}"' not in here]
     assert not missing
     assert set(re.findall(r"([a-z-]+)=", re.search(r"-c '(.*?)'", page)[1])) <= {
-        *SETTINGS, "num-server-rounds", "timeout", "checkpoint",
+        *SETTINGS, "num-server-rounds", "timeout", "checkpoint", "down",
     }  # fmt: skip
 
 
@@ -211,3 +212,69 @@ def test_every_round_is_aggregated_whatever_a_node_does(tmp_path, monkeypatch):
     for k, expected in memories.items():  # node 2 went on with what it remembered before it died
         (memory,) = (folder / "memory").glob(f"*-client-{k}.safetensors")
         assert same(load_tensors(memory), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.deployment
+def test_nodes_follow_a_public_model_through_restarts(tmp_path, monkeypatch):
+    """Two nodes, one with a disk; the other is killed and comes back with nothing; then the server does."""
+    settings = SETTINGS | {"method": "fedbat", "down": "follow", "min-nodes": 2, "timeout": TIMEOUT}
+    monkeypatch.syspath_prepend(QUICKSTART)
+    from quickstart.client_app import app as client_app
+    from quickstart.task import new_model
+
+    with Processes(tmp_path / "here") as processes:
+        address = processes.superlink("--insecure", "--disable-runtime-dependency-installation")
+        processes.connect("link", address, insecure=True)
+
+        def supernode(k):
+            config = f"partition-id={k} num-partitions=2" + (f' fedbat-memory="{processes.folder}/0"' if k == 0 else "")
+            processes.start(
+                f"node-{k}", "flower-supernode", "--insecure", "--superlink", address, "--port", free_port(),
+                "--node-config", config,
+            )  # fmt: skip
+
+        def run(name, num_rounds):
+            config = {"num-server-rounds": num_rounds, "checkpoint": f"{processes.folder}/checkpoint"}
+            overrides = " ".join(f"{key}={json.dumps(value)}" for key, value in (settings | config).items())
+            processes.start(name, "flwr", "run", QUICKSTART, "link", "--stream", "-c", overrides)
+
+        for k in (0, 1):
+            supernode(k)
+            processes.wait_for(f"node-{k}", "SuperNode ID")
+        run("run", 4)
+        processes.wait_for("node-1", "Sent successfully", times=2, timeout=120)  # a hello, round 1
+        processes.end("node-1")
+        supernode(1)
+        processes.wait_for("run", "ServerApp-side Evaluate Metrics", timeout=240)
+        run("next-run", 5)
+        processes.wait_for("next-run", "ServerApp-side Evaluate Metrics", timeout=120)
+        rounds = [train_metrics(processes.log(name)) for name in ("run", "next-run")]
+
+    model = new_model(settings["seed"])
+    one, whole = (message_bytes(layout_of(model), missed) for missed in (1, None))
+    missing = [round_["fedbat-missing"] for round_ in rounds[0]]
+    back = missing.index(0, 1)  # the first round with its second self
+    assert missing[0] == 0 and sum(missing) <= 1 and back < 4
+    down = [round_["fedbat-downlink-bytes"] for round_ in rounds[0]]
+    assert down[0] == 2 * whole and down[back] == one + whole and all(x == 2 * one for x in down[back + 1 :])
+    assert [round_["fedbat-downlink-bytes"] for round_ in rounds[1]] == [one + whole]  # only node 0 has a disk
+    assert [round_["fedbat-uploads"] for round_ in rounds[1]] == [2]
+
+    world = World(client_app, 2, node_config={"num-partitions": 2}, run_config=settings)
+    to_come = [*missing, 0]
+
+    def lost(reply):
+        trained = bool(reply.content.array_records)  # else it asks for what it missed
+        return [] if trained and to_come.pop(0) else [reply]
+
+    world.spoil[1] = lost
+    strategy = Compressed(
+        FedAvg(fraction_evaluate=0.0), make_method("fedbat"), model, seed=settings["seed"], down=settings["down"]
+    )
+    result = strategy.start(world, ArrayRecord(model.state_dict()), 5)
+    (last,) = (processes.folder / "checkpoint").glob("*.safetensors")
+    found = {
+        name.removeprefix("model/"): tensor for name, tensor in load_tensors(last).items() if name.startswith("model/")
+    }
+    assert same(found, tensors_of_record(result.arrays))

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedbat.errors import ConfigError
-from fedbat.layout import Entry, Layout, layout_of, tensors_of
+from fedbat.errors import ConfigError, WireError
+from fedbat.layout import Entry, Layout, layout_of, tensors_of, whole_layout
 from fedbat.models import build_model
 
 
@@ -224,3 +224,31 @@ def test_a_pattern_leaves_integer_buffers_and_float_buffers_where_they_belong():
     assert packed["1.weight"] == "compress" and packed["1.running_mean"] == "dense"
     with pytest.raises(ConfigError, match="holds integers"):
         layout_of(model, {"1.num_batches_tracked": "dense"})
+
+
+def test_a_layout_is_read_from_its_text():
+    layout = layout_of(Everything())
+    again = Layout.from_text(layout.text)
+    assert again == layout and again.hash == layout.hash
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "compress\tfloat32\t2,3", "keep\tfloat32\t2,3\tw", "dense\tcomplex64\t2,3\tw", "dense\tnn\t2\tw"]
+    + [f"dense\tfloat32\t{sizes}\tw" for sizes in ("-1", "2,", "2;3", "x", "02", "2,,3")],
+)
+def test_a_damaged_text_is_refused(line):
+    with pytest.raises(WireError, match="expected role, type, sizes and name"):
+        Layout.from_text(line + "\n")
+
+
+def test_the_whole_layout_has_every_tensor_of_the_state_dict():
+    model = Everything()
+    layout = layout_of(model, {"conv.bias": "skip", "mask": "skip"})
+    whole = whole_layout(model, layout)
+    assert whole[: len(layout)] == layout  # those of the layout first, as they are
+    more = {entry.name: entry.role for entry in whole[len(layout) :]}
+    frozen = {"frozen.weight": "dense", "frozen.bias": "dense"}
+    assert more == {"conv.bias": "dense", "mask": "max", "tied.weight": "compress", **frozen}
+    assert {entry.name for entry in whole} == set(model.state_dict())
+    assert whole_layout(model.conv, layout_of(model.conv)) == layout_of(model.conv)

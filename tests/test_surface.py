@@ -17,6 +17,7 @@ LAYERS = [
     {"channels", "levels"},
     {"seeded_parts"},
     {"wire", "method"},
+    {"following"},
     {"downlink"},
     {"methods"},
     {"training"},

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedbat.binarize import mean_abs
 from fedbat.channels import WIDTHS, Channels
 from fedbat.errors import ConfigError
+from fedbat.following import Follower, message_bytes
 from fedbat.layout import Layout
-from fedbat.parts import Part, Signs
+from fedbat.parts import Part
 from fedbat.streams import Tensors
 from fedbat.wire import Payload
 
@@ -45,36 +45,27 @@ class Snapshot(Whole):
 
     def publish(self, layout: Layout, w: Tensors, before: Public | None, version: int) -> Public:
         """As clients unpack it."""
-        parts: dict[str, Part] = {entry.name: Channels.of(w[entry.name], self.width) for entry in layout.compressed}
-        raw = Payload(layout, parts, _rest(layout, w), version).to_bytes()
-        heard = Payload.from_bytes(raw, layout)
-        weights = {name: part.unpack().view(w[name].shape) for name, part in heard.parts.items()}
-        return Public({name: (weights | heard.rest)[name].to(x.dtype) for name, x in w.items()}, len(raw))
+        raw = snapshot(layout, w, self.width, version)
+        return Public(Payload.from_bytes(raw, layout).values(), len(raw))
 
 
 class Follow(Whole):
-    """For clients that keep what they have: all hold one public model v, train from it, and after each round learn
-    v <- v + Q(w - v), one bit a weight. What Q misses stays in w - v and is sent later.
+    """For clients that keep what they have: all hold one public model, train from it, and hear after each round by how
+    much it moves (fedbat.following).
     """
 
     def publish(self, layout: Layout, w: Tensors, before: Public | None, version: int) -> Public:
         """The first public model is the true one."""
         if before is None:
-            return Public({name: tensor.clone() for name, tensor in w.items()}, whole_bytes(layout))
-        raw = broadcast(layout, w, before.w, version)
-        return Public(follow(before.w, Payload.from_bytes(raw, layout)), len(raw), before.versions)
+            return Public(Follower.of(layout, w, version).w, message_bytes(layout, None))
+        _, public = Follower(layout, version - 1, before.w).step(w)
+        return Public(public.w, message_bytes(layout, 1), before.versions)
 
     def reach(self, layout: Layout, public: Public, clients: Sequence[int], version: int) -> tuple[int, Public]:
-        """A follower gets the broadcasts it missed (of all but the last only the signs) or the whole model, whichever
-        is shorter; who is new gets the whole model.
-        """
-        whole, rest = whole_bytes(layout), sum(entry.nbytes for entry in layout.rest)
-        total, versions = 0, dict(public.versions)
-        for client in clients:
-            missed = version - versions.get(client, -whole)  # who is new has missed more than the whole model takes
-            total += min(whole, missed * (public.num_bytes - rest) + rest * (missed > 0))
-            versions[client] = version
-        return total, public._replace(versions=versions)
+        """A follower gets the steps it missed or the whole model, whichever is shorter."""
+        missed = [version - public.versions[client] if client in public.versions else None for client in clients]
+        total = sum(message_bytes(layout, steps) for steps in missed)
+        return total, public._replace(versions={**public.versions, **dict.fromkeys(clients, version)})
 
 
 FULL, FOLLOW = "32", "follow"
@@ -88,22 +79,7 @@ DOWNLINKS: dict[str, Whole] = {
 def check_downlink(name: str) -> None:
     """Refuse what there is not."""
     if name not in DOWNLINKS:
-        raise ConfigError(f"--down is {name}, expected {', '.join(DOWNLINKS)}: bits of a weight, or following")
-
-
-def broadcast(layout: Layout, w: Tensors, public: Tensors, version: int) -> bytes:
-    """Q(w - v): a sign for each weight and one step size for each layer; all other tensors as they are."""
-    parts: dict[str, Part] = {}
-    for entry in layout.compressed:
-        missing = w[entry.name].float() - public[entry.name].float()
-        parts[entry.name] = Signs.of(missing > 0, mean_abs(missing))
-    return Payload(layout, parts, _rest(layout, w), version).to_bytes()
-
-
-def follow(public: Tensors, heard: Payload) -> Tensors:
-    """v + Q(w - v). Every holder adds the same broadcasts in the same order, so all hold the same bits."""
-    moved = {name: public[name].float() + part.unpack().view(public[name].shape) for name, part in heard.parts.items()}
-    return {name: (moved | heard.rest)[name].to(x.dtype) for name, x in public.items()}
+        raise ConfigError(f"down is {name!r}, expected {', '.join(DOWNLINKS)}: bits of a weight, or following")
 
 
 def whole_bytes(layout: Layout) -> int:
@@ -111,5 +87,7 @@ def whole_bytes(layout: Layout) -> int:
     return sum(entry.nbytes for entry in layout)
 
 
-def _rest(layout: Layout, w: Tensors) -> Tensors:
-    return {entry.name: w[entry.name] for entry in layout.rest}
+def snapshot(layout: Layout, w: Tensors, width: int, version: int = 0) -> bytes:
+    """The model in a few bits a weight, packed; all other tensors as they are."""
+    parts: dict[str, Part] = {entry.name: Channels.of(w[entry.name], width) for entry in layout.compressed}
+    return Payload(layout, parts, {entry.name: w[entry.name] for entry in layout.rest}, version).to_bytes()

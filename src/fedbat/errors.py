@@ -3,7 +3,7 @@
 FedbatError
 ├── ConfigError    a setting is out of range, unknown, or contradicts another one
 ├── DataError      a data set is missing, damaged, or cannot be split as asked
-├── WireError      bytes that are not a valid upload for this model
+├── WireError      bytes that are not a valid message for this model
 └── MethodError    local training was driven in a way a method cannot follow
 
 Every message says what we got, what we expected, and what to do about it.
@@ -23,7 +23,7 @@ class DataError(FedbatError):
 
 
 class WireError(FedbatError):
-    """Bytes that are not a valid upload for this model."""
+    """Bytes that are not a valid message for this model."""
 
 
 class MethodError(FedbatError):

@@ -17,6 +17,7 @@ from fedbat.layout import Layout, layout_of
 from fedbat.method import Method
 from fedbat.methods import make_method
 from fedbat.models import INITS, build_model, default_init
+from fedbat.server import check_average
 from fedbat.streams import stream, stream_seed
 
 
@@ -81,8 +82,7 @@ class Experiment:
         if not 0 <= self.partition_seed < 2**32:
             raise ConfigError(f"--partition-seed is {self.partition_seed}, expected a whole number from 0 to 2^32 - 1")
         check_downlink(self.down)
-        if not 0 <= self.average < 1:
-            raise ConfigError(f"--average is {self.average}, expected a number from 0 (off) to below 1, such as 0.9")
+        check_average(self.average)
         make_method(self.method, self.settings)
 
     def resolved(self) -> "Experiment":

@@ -4,17 +4,20 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
-from fedbat.errors import ConfigError
+from fedbat.errors import ConfigError, WireError
 from fedbat.streams import Tensors
 
 Role = Literal["compress", "dense", "max", "skip"]
 """compress: the method encodes it; dense: its change travels as floats; max: integers, the server keeps the largest;
 skip: it is not sent."""
+
+_INTEGERS = tuple(f"{sign}int{width}" for sign in ("", "u") for width in (8, 16, 32, 64))
+_DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16", "bool", *_INTEGERS)}
 
 
 class Entry(NamedTuple):
@@ -46,23 +49,32 @@ class Layout(tuple[Entry, ...]):
     """The tensors that travel, in wire order: parameters as the model lists them, then buffers."""
 
     @cached_property
-    def compressed(self) -> tuple[Entry, ...]:
+    def compressed(self) -> "Layout":
         """The tensors a method encodes."""
-        return tuple(entry for entry in self if entry.role == "compress")
+        return Layout(entry for entry in self if entry.role == "compress")
 
     @cached_property
-    def rest(self) -> tuple[Entry, ...]:
+    def rest(self) -> "Layout":
         """The tensors that travel as they are."""
-        return tuple(entry for entry in self if entry.role != "compress")
+        return Layout(entry for entry in self if entry.role != "compress")
+
+    @cached_property
+    def text(self) -> str:
+        """One line for each tensor; `from_text` reads it."""
+        return "".join(
+            f"{role}\t{str(dtype).removeprefix('torch.')}\t{','.join(map(str, shape))}\t{name}\n"
+            for name, role, dtype, shape in self
+        )
 
     @cached_property
     def hash(self) -> bytes:
         """Eight bytes that differ when names, roles, types, shapes or the order differ."""
-        digest = hashlib.blake2b(digest_size=8)
-        for name, role, dtype, shape in self:
-            sizes = ",".join(map(str, shape))
-            digest.update(f"{role}\t{str(dtype).removeprefix('torch.')}\t{sizes}\t{name}\n".encode())
-        return digest.digest()
+        return hashlib.blake2b(self.text.encode(), digest_size=8).digest()
+
+    @staticmethod
+    def from_text(text: str) -> "Layout":
+        """The layout of another process."""
+        return Layout(_entry_from_line(line) for line in text.splitlines())
 
 
 def layout_of(model: nn.Module, roles: Mapping[str, Role] | None = None) -> Layout:
@@ -93,6 +105,26 @@ def layout_of(model: nn.Module, roles: Mapping[str, Role] | None = None) -> Layo
     return Layout(entries)
 
 
+def whole_layout(model: nn.Module, layout: Layout) -> Layout:
+    """All tensors of model.state_dict(), for whoever loads that: after those of `layout`, tied weights in the role of
+    the one they are, and what `layout` skips as it is.
+    """
+    roles: dict[str, Role] = {entry.name: entry.role for entry in layout}
+    entries, tied = list(layout), tied_names(model)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if name not in roles:
+            role = roles.get(tied.get(name, name), "dense" if tensor.is_floating_point() else "max")
+            entries.append(Entry(name, role, tensor.dtype, tensor.shape))
+    return Layout(entries)
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Further names of a parameter, each with the one under which it travels."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    everything = model.named_parameters(remove_duplicate=False)
+    return {name: names[id(parameter)] for name, parameter in everything if name != names[id(parameter)]}
+
+
 def tensors_of(model: nn.Module, layout: Layout) -> Tensors:
     """The live tensors of the model that travel, detached from autograd but sharing memory."""
     everything = {name: tensor.detach() for name, tensor, _ in _tensors_with_default_role(model)}
@@ -107,6 +139,15 @@ def _tensors_with_default_role(model: nn.Module) -> Iterator[tuple[str, Tensor, 
     for name, buffer in model.named_buffers():
         if name in persistent:
             yield name, buffer, "dense" if buffer.is_floating_point() else "max"
+
+
+def _entry_from_line(line: str) -> Entry:
+    match line.split("\t"):
+        case [role, dtype, sizes, name] if role in get_args(Role) and dtype in _DTYPES:
+            shape = torch.Size(int(size) for size in sizes.split(",") if size.isdecimal())
+            if ",".join(map(str, shape)) == sizes:
+                return Entry(name, cast(Role, role), _DTYPES[dtype], shape)
+    raise WireError(f"a tensor is told as {line!r}, expected role, type, sizes and name; was it sent by fedbat?")
 
 
 def _fits(tensor: Tensor, role: Role) -> bool:

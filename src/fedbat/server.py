@@ -59,6 +59,22 @@ class Aggregator:
         return (self._sums[name] / self.total_weight).view(self.w[name].shape)
 
 
+def averaged(past: Tensors, w: Tensors, weight: float) -> Tensors:
+    """weight * past + (1 - weight) * w, BatchNorm statistics included; counters are the latest. It starts from w."""
+    if not weight:
+        return {}
+    return {
+        name: torch.lerp(x, past[name], weight) if name in past and x.is_floating_point() else x.clone()
+        for name, x in w.items()
+    }
+
+
+def check_average(weight: float) -> None:
+    """Refuse what cannot be averaged with."""
+    if not 0 <= weight < 1:
+        raise ConfigError(f"average is {weight}, expected a number from 0 (off) to below 1, such as 0.9")
+
+
 class Server:
     """A model that learns from uploads: `add` them, then `step`.
 

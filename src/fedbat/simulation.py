@@ -13,7 +13,7 @@ from fedbat.errors import MethodError, WireError
 from fedbat.experiment import Federation
 from fedbat.layout import tensors_of
 from fedbat.memories import Memories
-from fedbat.server import Aggregator
+from fedbat.server import Aggregator, averaged
 from fedbat.streams import Tensors
 from fedbat.training import LayerReport
 from fedbat.wire import Payload
@@ -121,16 +121,6 @@ def rounds(
             ),
             state,
         )
-
-
-def averaged(past: Tensors, w: Tensors, weight: float) -> Tensors:
-    """weight * past + (1 - weight) * w, BatchNorm statistics included; counters are the latest. It starts from w."""
-    if not weight:
-        return {}
-    return {
-        name: torch.lerp(x, past[name], weight) if name in past and x.is_floating_point() else x.clone()
-        for name, x in w.items()
-    }
 
 
 def _at(device: torch.device, tensors: Tensors) -> Tensors:

@@ -17,6 +17,7 @@ it allocates is bounded by the layout's tensors and by the bytes that are there,
 
 import struct
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,7 @@ from torch import Tensor
 from fedbat import channels, levels, seeded_parts  # noqa: F401  (their kinds of parts join KINDS)
 from fedbat.errors import WireError
 from fedbat.layout import Entry, Layout
+from fedbat.packing import num_bytes
 from fedbat.parts import KINDS, Part, Reader, Record
 from fedbat.streams import Tensors
 
@@ -50,6 +52,11 @@ class Payload:
         """Bits of the method's own parts: the number papers quote, before headers and the dense rest."""
         return sum(part.nbits for part in self.parts.values())
 
+    def values(self) -> Tensors:
+        """Every tensor as it decodes, in the layout's shapes and types."""
+        found = {name: part.unpack() for name, part in self.parts.items()} | self.rest
+        return {entry.name: found[entry.name].view(entry.shape).to(entry.dtype) for entry in self.layout}
+
     def to_bytes(self) -> bytes:
         """The upload as it travels."""
         records, bodies = [], []
@@ -58,7 +65,7 @@ class Payload:
             kind, parameter, word = part.record()
             records.append(_RECORD.pack(kind, parameter, 0, word))
             bodies.append(part.body())
-        bodies += [_rest_to_bytes(self.rest[entry.name], entry) for entry in self.layout.rest]
+        bodies += [plain_bytes(self.rest[entry.name], entry) for entry in self.layout.rest]
         pieces = records + bodies
         length = HEADER_BYTES + sum(map(len, pieces))
         header = _HEADER.pack(MAGIC, VERSION, len(records), self.layout.hash, self.context, length)
@@ -98,6 +105,29 @@ def dense_upload_bytes(layout: Layout) -> int:
     return HEADER_BYTES + parts + sum(entry.nbytes for entry in layout.rest)
 
 
+def signs_upload_bytes(layout: Layout) -> int:
+    """Length of an upload with a sign and a step size for what is compressed."""
+    parts = sum(_RECORD.size + num_bytes(entry.numel) for entry in layout.compressed)
+    return HEADER_BYTES + parts + sum(entry.nbytes for entry in layout.rest)
+
+
+def split_payloads(data: memoryview) -> Iterator[memoryview]:
+    """Payloads that follow one another, each by the length its header announces; they are not looked into."""
+    while len(data):
+        if len(data) < HEADER_BYTES:
+            raise WireError(f"{len(data)} bytes are left, a payload has at least {HEADER_BYTES}; it was cut short")
+        length = _HEADER.unpack_from(data)[-1]
+        if not HEADER_BYTES <= length <= len(data):
+            raise WireError(f"a payload announces {length} bytes, {len(data)} are left; it was cut short or damaged")
+        yield data[:length]
+        data = data[length:]
+
+
+def plain_bytes(tensor: Tensor, entry: Entry) -> bytes:
+    """A tensor that is not compressed, as it travels."""
+    return tensor.to("cpu", entry.wire_dtype).contiguous().numpy().astype(_numpy_dtype(entry)).tobytes()
+
+
 def _check_header(data: memoryview, layout: Layout, context: int | None) -> int:
     if len(data) < HEADER_BYTES:
         raise WireError(f"got {len(data)} bytes, an upload has at least {HEADER_BYTES}; it was cut short")
@@ -134,10 +164,6 @@ def _checked_record(kind: int, parameter: int, unused: int, word: int) -> Record
 
 def _numpy_dtype(entry: Entry) -> np.dtype[np.generic]:
     return torch.empty(0, dtype=entry.wire_dtype, device="cpu").numpy().dtype.newbyteorder("<")
-
-
-def _rest_to_bytes(tensor: Tensor, entry: Entry) -> bytes:
-    return tensor.to("cpu", entry.wire_dtype).contiguous().numpy().astype(_numpy_dtype(entry)).tobytes()
 
 
 def _rest_from_bytes(reader: Reader, entry: Entry) -> Tensor:

@@ -63,6 +63,41 @@ def decode(raw: bytes, layout: list[Tensor], context: int | None = None) -> tupl
     return found_context, decoded
 
 
+def follow(raw: bytes, layout: list[Tensor], held: tuple[int, dict[str, list]] | None) -> tuple[int, dict[str, list]]:
+    """Section 10: (version, model) that a message leads to, or Invalid."""
+    need(len(raw) >= 56 and raw[:5] == b"FBPM\x01" and raw[6:8] == bytes(2), "header")
+    start, start_hash, version, end_hash = u64(raw[8:16]), raw[16:32], u64(raw[32:40]), raw[40:56]
+    payloads, at = [], 56
+    while at < len(raw):
+        need(len(raw) - at >= 40 and 40 <= u64(raw[at + 28 : at + 36]) <= len(raw) - at, "length of a payload")
+        payloads.append(raw[at : at + u64(raw[at + 28 : at + 36])])
+        at += len(payloads[-1])
+    compressed = [tensor for tensor in layout if tensor.role == "compress"]
+    others = [tensor for tensor in layout if tensor.role != "compress"]
+    if raw[5] == 0:
+        need(start == 0 and start_hash == bytes(16) and len(payloads) == 1, "whole model")
+        model = decode(payloads[0], layout, version)[1]
+    else:
+        need(raw[5] == 1 and start <= version and held is not None, "steps")
+        need(held[0] == start and model_hash(start, held[1], layout) == start_hash, "another model is held")
+        need(len(payloads) == (version - start + 1 if version > start else 0), "number of steps")
+        model = dict(held[1])
+        for number, payload in enumerate(payloads[:-1], start + 1):
+            for name, change in decode(payload, compressed, number)[1].items():
+                model[name] = [fl(v + q) for v, q in zip(model[name], change, strict=True)]
+        if payloads:
+            model |= decode(payloads[-1], others, version)[1]
+    need(model_hash(version, model, layout) == end_hash, "hash of the model")
+    return version, model
+
+
+def model_hash(version: int, model: dict[str, list], layout: list[Tensor]) -> bytes:
+    """Section 10."""
+    plain_tensors = [struct.pack(f"<{len(model[t.name])}{FORMATS[t.dtype]}", *model[t.name]) for t in layout]
+    content = layout_hash(layout) + struct.pack("<Q", version) + b"".join(plain_tensors)
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
 def layout_hash(layout: list[Tensor]) -> bytes:
     """Section 2."""
     text = ""

@@ -44,7 +44,7 @@ def main(grid: Grid, context: Context) -> None:
     config, model = context.run_config, new_model(context)
     strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
     if config["method"] != STOCK:
-        strategy = Compressed(strategy, make_method(config["method"]), model)
+        strategy = Compressed(strategy, make_method(config["method"]), model, down=config["down"])
 
     def stamp(server_round: int, arrays: ArrayRecord) -> None:
         with socket.create_connection(("127.0.0.1", config["stamps"])) as counter:

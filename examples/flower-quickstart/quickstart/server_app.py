@@ -27,12 +27,20 @@ def main(grid: Grid, context: Context) -> None:
         model,
         seed=config["seed"],
         timeout=config["timeout"],
+        down=config["down"],
+        average=config["average"],
         checkpoint=config["checkpoint"] or None,
     )
 
-    def test(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+    def accuracy(arrays: ArrayRecord) -> float:
         model.load_state_dict(arrays.to_torch_state_dict())
-        accuracy, loss = evaluate(model)
-        return MetricRecord({"accuracy": accuracy, "loss": loss})
+        return evaluate(model)
+
+    def test(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        """Of the server's model, of what clients have of it, and of its average if one is kept."""
+        found = {"accuracy": accuracy(arrays), "received": accuracy(strategy.received)}
+        if strategy.averaged is not None:
+            found["averaged"] = accuracy(strategy.averaged)
+        return MetricRecord(found)
 
     strategy.start(grid, ArrayRecord(model.state_dict()), config["num-server-rounds"], evaluate_fn=test)

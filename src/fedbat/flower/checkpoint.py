@@ -1,6 +1,7 @@
-"""A server that stops goes on: the model after the last round, and what the strategy carries from round to round."""
+"""A server that stops goes on: its models after the last round, and what the strategy carries from round to round."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,9 @@ class ServerCheckpoint:
         """Whether a round has been saved."""
         return (self.folder / "last.json").exists()
 
-    def save(self, round_: int, model: Tensors, strategy: Strategy) -> None:
+    def save(self, round_: int, models: Mapping[str, Tensors], strategy: Strategy) -> None:
         """Replace the last round's."""
-        tensors = {f"model/{name}": tensor for name, tensor in model.items()}
+        tensors = {f"{kind}/{name}": tensor for kind, model in models.items() for name, tensor in model.items()}
         for kind in _STATE:
             carried = getattr(strategy, kind, None) or {}
             for name, array in carried.items() if isinstance(carried, dict) else enumerate(carried):
@@ -46,13 +47,15 @@ class ServerCheckpoint:
             if old != path:
                 old.unlink()
 
-    def load(self, strategy: Strategy) -> tuple[int, Tensors]:
-        """The last round and the model after it; the strategy gets back what it carried."""
+    def load(self, strategy: Strategy) -> tuple[int, dict[str, Tensors]]:
+        """The last round and the models after it; the strategy gets back what it carried."""
         last: dict[str, Any] = json.loads((self.folder / "last.json").read_text())
-        tensors = load_tensors(self.folder / last["file"])
+        models: dict[str, Tensors] = {}
+        for path, tensor in load_tensors(self.folder / last["file"]).items():
+            kind, _, name = path.partition("/")
+            models.setdefault(kind, {})[name] = tensor
         for kind in _STATE:
-            found = {name.split("/", 1)[1]: x.numpy() for name, x in tensors.items() if name.startswith(f"{kind}/")}
-            if found:
+            if found := {name: x.numpy() for name, x in models.pop(kind, {}).items()}:
                 by_number = all(name.isdigit() for name in found)
                 setattr(strategy, kind, [found[n] for n in sorted(found, key=int)] if by_number else found)
-        return last["round"], {name.split("/", 1)[1]: x for name, x in tensors.items() if name.startswith("model/")}
+        return last["round"], models

@@ -1,16 +1,21 @@
-"""Who is there: node ids are random, partition ids are not, so every node is asked for its own once."""
+"""Who is there: node ids are random, partition ids are not, so every node is asked for its own once.
+
+And what each holds of a public model that nodes follow, as it said itself when it was last heard.
+"""
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedbat.flower.records import CONFIG
+from fedbat.flower.records import CONFIG, held_in
+from fedbat.following import Held
 
 
 class Nodes:
-    """Partition ids of the nodes met so far."""
+    """The nodes met so far."""
 
     def __init__(self) -> None:
         self.clients: dict[int, int] = {}  # partition id by node id
+        self.held: dict[int, Held | None] = {}  # by node id
         self._silent: set[int] = set()
 
     def meet(self, grid: Grid, hello: RecordDict, wanted: int, timeout: float) -> dict[int, int]:
@@ -26,10 +31,17 @@ class Nodes:
         self._silent |= set(strangers)
         questions = [Message(hello, message_type="train", dst_node_id=node) for node in strangers]
         for reply in grid.send_and_receive(questions, timeout=timeout) if questions else []:
-            if reply.has_content() and CONFIG in reply.content.config_records:
+            if self.note(reply):
                 partition = reply.content.config_records[CONFIG]["partition-id"]
                 self._silent.discard(reply.metadata.src_node_id)
                 if isinstance(partition, int) and partition >= 0:
                     self.clients[reply.metadata.src_node_id] = partition
         # Of two nodes with one partition the later to answer counts: the other is its former self.
         return {client: node for node, client in self.clients.items() if node in connected}
+
+    def note(self, reply: Message) -> bool:
+        """What the sender of a reply holds now; whether it told."""
+        told = reply.has_content() and CONFIG in reply.content.config_records
+        if told:
+            self.held[reply.metadata.src_node_id] = held_in(reply.content.config_records[CONFIG])
+        return told

@@ -1,7 +1,8 @@
 """What travels in Flower's messages: one raw array in each direction, and a few settings beside it.
 
 The arrays have types of their own (`stype`), so that a strategy or a mod that knows nothing of them fails instead of
-averaging packed bytes. A model is sent as safetensors: it says itself which tensors it holds, and nothing is unpickled.
+averaging packed bytes. A whole model is sent as safetensors: it says itself which tensors it holds; in a few bits it is
+sent in fedbat's own format, and its layout with it. Nothing is unpickled.
 """
 
 import json
@@ -13,18 +14,21 @@ from typing import cast
 import numpy as np
 import safetensors.torch
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from safetensors import SafetensorError
 
 from fedbat.errors import WireError
+from fedbat.following import Held
 from fedbat.layout import Role
 from fedbat.method import Method
 from fedbat.methods import METHODS, make_method
 from fedbat.settings import show
 from fedbat.streams import Tensors
 
-MODEL, UPLOAD = "fedbat.model.safetensors", "fedbat.upload.v1"
+MODEL, SNAPSHOT, PUBLIC = "fedbat.model.safetensors", "fedbat.snapshot.v1", "fedbat.public.v1"  # down
+UPLOAD = "fedbat.upload.v1"
 CONFIG = "fedbat"  # key of our ConfigRecord in a message
+REFUSED = "refused"  # key in it: why a node did not take what was sent, where it did not
 
 
 def packed(stype: str, data: bytes) -> ArrayRecord:
@@ -64,6 +68,20 @@ def record_of_tensors(tensors: Tensors) -> ArrayRecord:
     return ArrayRecord(OrderedDict(tensors))
 
 
+def held_in(told: ConfigRecord) -> Held | None:
+    """The public model that a node says it holds."""
+    version, hash_ = told.get("version"), told.get("hash")
+    return Held(version, hash_) if isinstance(version, int) and isinstance(hash_, bytes) else None
+
+
+def refusal_in(reply: Message) -> str | None:
+    """Why a node did not take the model that it was sent; None if it did."""
+    if not reply.has_content() or CONFIG not in reply.content.config_records:
+        return None
+    reason = reply.content.config_records[CONFIG].get(REFUSED)
+    return None if reason is None else str(reason)
+
+
 @dataclass(frozen=True)
 class Orders:
     """What the server tells a client beside the model."""
@@ -73,6 +91,7 @@ class Orders:
     roles: Mapping[str, Role]
     seed: int | None  # of the sign decisions; None: each client draws its own
     training: str  # a name of this one, the same before and after a restart of the server
+    layout: str = ""  # of what comes in a few bits
     hello: bool = False  # nothing is to be trained, the server only asks who is there
 
     def to_config(self) -> ConfigRecord:
@@ -88,6 +107,7 @@ class Orders:
                 "seed": -1 if self.seed is None else self.seed,
                 "training": self.training,
                 "hello": self.hello,
+                **({"layout": self.layout} if self.layout else {}),  # Flower's message_size_mod cannot count nothing
             }
         )
 
@@ -106,5 +126,6 @@ class Orders:
             roles=json.loads(cast(str, config["roles"])),
             seed=None if seed < 0 else seed,
             training=training,
+            layout=cast(str, config.get("layout", "")),
             hello=cast(bool, config["hello"]),
         )

@@ -20,14 +20,17 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
 
+from fedbat.downlink import FULL, check_downlink
 from fedbat.errors import ConfigError
 from fedbat.flower.checkpoint import ServerCheckpoint
+from fedbat.flower.delivery import Delivery, SecondTry
 from fedbat.flower.nodes import Nodes
-from fedbat.flower.records import CONFIG, MODEL, Orders, model_to_bytes, packed, record_of_tensors, tensors_of_record
-from fedbat.flower.uploads import Dropped, Upload, read_replies
-from fedbat.layout import Role, layout_of
+from fedbat.flower.records import CONFIG, Orders, record_of_tensors, refusal_in, tensors_of_record
+from fedbat.flower.sending import SENDING
+from fedbat.flower.uploads import Upload, read_replies, traffic
+from fedbat.layout import Role, layout_of, tied_names, whole_layout
 from fedbat.method import Method
-from fedbat.server import Aggregator
+from fedbat.server import Aggregator, averaged, check_average
 from fedbat.streams import Tensors, stream
 
 COMPARING = (flower.FedMedian, flower.FedTrimmedAvg, flower.Krum, flower.MultiKrum, flower.Bulyan, flower.QFedAvg)
@@ -51,8 +54,13 @@ class Compressed(Strategy):
                 seed, round and partition id. None: Flower's own sampling, and clients draw as they like.
     timeout     seconds a round waits for replies; who has not answered by then is left out
     max_ratio   of a reply's step sizes to the round's median, beyond which it is dropped
+    down        how the model goes down: "32" bits a weight, a snapshot of "8", "4", "3" or "2", or "follow": one bit,
+                to nodes that keep a copy. The true model stays at the server: evaluate_fn and the result have that
+    average     weight of the past in the averaged model, such as 0.9; 0: none is kept
     checkpoint  folder in which every round is saved, and from which `start` goes on
     evaluate_on_clients  send the model a second time, for the clients to evaluate; better give `start` an evaluate_fn
+
+    `received` is what clients have of the model, `averaged` the averaged one: after each round, in evaluate_fn as well.
     """
 
     def __init__(
@@ -65,6 +73,8 @@ class Compressed(Strategy):
         seed: int | None = 0,
         timeout: float = 600.0,
         max_ratio: float = 100.0,
+        down: str = FULL,
+        average: float = 0.0,
         checkpoint: str | Path | None = None,
         evaluate_on_clients: bool = False,
     ) -> None:
@@ -77,17 +87,21 @@ class Compressed(Strategy):
             )
         if timeout <= 0 or max_ratio <= 1:
             raise ConfigError(f"timeout={timeout}, max_ratio={max_ratio}, expected more than 0 seconds and than 1")
+        check_downlink(down)
+        check_average(average)
         self.strategy, self.method, self.layout = strategy, method, layout_of(model, roles)
         self.roles, self.seed, self.timeout, self.max_ratio = dict(roles or {}), seed, timeout, max_ratio
-        self.evaluate_on_clients = evaluate_on_clients
+        self.down, self.average, self.evaluate_on_clients = down, average, evaluate_on_clients
         self._parameters = {name for name, _ in model.named_parameters()}
         self._checkpoint = None if checkpoint is None else ServerCheckpoint(Path(checkpoint))
         self._rounds_before = 0  # of the run that this one goes on with
         self._nodes = Nodes()
-        self._w: Tensors = {}
+        self._whole, self._tied = whole_layout(model, self.layout), tied_names(model)
+        self._w: Tensors = {}  # the true model
+        self._past: Tensors = {}  # its average
+        self._delivery: Delivery | None = None
         self._training = uuid4().hex  # names what clients remember on their disks
         self._asked: list[int] = []
-        self._downlink = 0
 
     def start(
         self,
@@ -100,16 +114,19 @@ class Compressed(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """As every Flower strategy; goes on after the last round of the checkpoint, if there is one."""
+        saved: dict[str, Tensors] = {}
         if self._checkpoint is not None:
             self._training = self._checkpoint.name_of(self._training)
         if self._checkpoint is not None and self._checkpoint.exists():
-            self._rounds_before, arrays = self._checkpoint.load(self.strategy)
-            initial_arrays = record_of_tensors(arrays)
+            self._rounds_before, saved = self._checkpoint.load(self.strategy)
+            initial_arrays = record_of_tensors(saved["model"])
             log(INFO, "fedbat: going on after round %s of %s", self._rounds_before, num_rounds)
+        self._past = saved.get("average", {})
+        self._begin(tensors_of_record(initial_arrays), saved.get("public", {}))
         before = self._rounds_before
         result = super().start(
-            grid, initial_arrays, max(0, num_rounds - before), self.timeout if timeout is None else timeout,
-            train_config, evaluate_config,
+            cast(Grid, SecondTry(grid, self._down.again)), initial_arrays, max(0, num_rounds - before),
+            self.timeout if timeout is None else timeout, train_config, evaluate_config,
             evaluate_fn and (lambda round_, arrays: evaluate_fn(round_ + before, arrays)),
         )  # fmt: skip
         if before:
@@ -130,11 +147,13 @@ class Compressed(Strategy):
         """The strategy inside says how many clients and with which settings; the model goes down as one array."""
         round_ = server_round + self._rounds_before
         self._w = tensors_of_record(arrays)
+        if self._delivery is None:  # a loop other than `start`
+            self._begin(self._w, {})
         drafts = list(self.strategy.configure_train(round_, self._parameters_of(self._w), config, grid))
         if not drafts:
             return []
         chosen = [draft.metadata.dst_node_id for draft in drafts]
-        orders = Orders(round_ - 1, self.method, self.roles, self.seed, self._training)
+        orders = self._orders(round_)
         if self.seed is not None:
             hello = replace(orders, hello=True).to_config()
             known = self._nodes.meet(grid, RecordDict({CONFIG: hello}), len(chosen), self.timeout)
@@ -142,14 +161,8 @@ class Compressed(Strategy):
                 ids, num = sorted(known), min(len(chosen), len(known))
                 places = stream(self.seed, "clients", round_ - 1).choice(len(ids), num, replace=False)
                 chosen = [known[ids[place]] for place in sorted(places)]
-        data = model_to_bytes(self._w)
-        self._asked, self._downlink = chosen, len(data) * len(chosen)
-        content = RecordDict(dict(drafts[0].content.items()))
-        for key in content.array_records:
-            content[key] = packed(MODEL, data)
-        content[CONFIG] = orders.to_config()
-        kind = drafts[0].metadata.message_type
-        return [Message(content, message_type=kind, dst_node_id=node) for node in chosen]
+        self._asked = chosen
+        return self._down.messages(drafts[0], orders, chosen)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -157,8 +170,8 @@ class Compressed(Strategy):
         """Add what can be added; the round goes on without the rest."""
         round_ = server_round + self._rounds_before
         uploads, dropped = read_replies(
-            replies, self.layout, round_ - 1, self._weight_key, self._nodes.clients, self.method.step_bounds,
-            self.max_ratio,
+            self._down.heard(replies), self.layout, round_ - 1, self._weight_key, self._nodes.clients,
+            self.method.step_bounds, self.max_ratio,
         )  # fmt: skip
         for drop in dropped:
             log(WARNING, "fedbat: round %s drops the reply of node %s: %s", round_, drop.node, drop.reason)
@@ -167,18 +180,22 @@ class Compressed(Strategy):
         for node in missing:
             client = self._nodes.clients.get(node, "of unknown number")
             log(WARNING, "fedbat: round %s goes on without node %s, client %s: no reply", round_, node, client)
-        traffic = self._traffic(uploads, dropped) | {"fedbat-missing": len(missing)}
+        down = {"fedbat-missing": len(missing), "fedbat-downlink-bytes": self._down.num_bytes}
+        counts = traffic(uploads, dropped) | down
         if not uploads:
             log(WARNING, "fedbat: round %s has no upload to add; the model stays as it is", round_)
-            return None, MetricRecord(traffic)
+            return None, MetricRecord(counts)
         if isinstance(self.strategy, COMPARING):
             log(INFO, "fedbat: %s needs %s dense models", type(self.strategy).__name__, len(uploads))
             tensors, metrics = self._compare(round_, uploads)
         else:
             tensors, metrics = self._average(round_, uploads)
+        self._past = averaged(self._past, tensors, self.average)
+        self._down.sending = self._down.sending.after(tensors)
         if self._checkpoint is not None:
-            self._checkpoint.save(round_, tensors, self.strategy)
-        return record_of_tensors(tensors), MetricRecord(dict(metrics) | traffic)
+            models = {"model": tensors, "average": self._past, "public": self._down.sending.to_tensors()}
+            self._checkpoint.save(round_, models, self.strategy)
+        return record_of_tensors(tensors), MetricRecord(dict(metrics) | counts)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -187,26 +204,49 @@ class Compressed(Strategy):
         if not self.evaluate_on_clients:
             return []
         round_ = server_round + self._rounds_before
-        messages = list(self.strategy.configure_evaluate(round_, arrays, config, grid))
-        if messages:
-            content = RecordDict(dict(messages[0].content.items()))
-            for key in content.array_records:
-                content[key] = packed(MODEL, model_to_bytes(tensors_of_record(arrays)))
-            content[CONFIG] = Orders(round_ - 1, self.method, self.roles, self.seed, self._training).to_config()
-            for message in messages:
-                message.content = content
-        return messages
+        drafts = list(self.strategy.configure_evaluate(round_, arrays, config, grid))
+        nodes = [draft.metadata.dst_node_id for draft in drafts]
+        return self._down.messages(drafts[0], self._orders(round_), nodes) if drafts else []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """As the strategy inside does it."""
-        return self.strategy.aggregate_evaluate(server_round + self._rounds_before, replies)
+        replies = [reply for reply in self._down.heard(replies) if refusal_in(reply) is None]
+        for reply in replies:
+            if reply.has_content():
+                reply.content.pop(CONFIG, None)
+        found = self.strategy.aggregate_evaluate(server_round + self._rounds_before, replies)
+        return found and MetricRecord(dict(found) | {"fedbat-downlink-bytes": self._down.num_bytes})
 
     def summary(self) -> None:
         """Log the settings, those of the strategy inside included."""
         sent = ", ".join(f"{key}={value}" for key, value in self.method.settings().items())
         log(INFO, "\t├──> %s, compressed by %s (%s)", type(self.strategy).__name__, type(self.method).__name__, sent)
+        log(INFO, "\t├──> %s down, average %s", self.down, self.average)
         log(INFO, "\t├──> seed %s, timeout %s s, max_ratio %s", self.seed, self.timeout, self.max_ratio)
         self.strategy.summary()
+
+    @property
+    def received(self) -> ArrayRecord:
+        """The model as the next clients get it."""
+        return record_of_tensors(self._down.sending.received)
+
+    @property
+    def averaged(self) -> ArrayRecord | None:
+        """The averaged model; None before the first round, or if none is kept."""
+        return record_of_tensors(self._past) if self._past else None
+
+    def _begin(self, w: Tensors, public: Tensors) -> None:
+        self._delivery = Delivery(SENDING[self.down](self._whole, w, public), self._nodes)
+
+    @property
+    def _down(self) -> Delivery:
+        if self._delivery is None:
+            raise ConfigError("there is no model before `start`, which gives the first; ask for it in evaluate_fn")
+        return self._delivery
+
+    def _orders(self, round_: int) -> Orders:
+        layout = self._down.sending.layout_text
+        return Orders(round_ - 1, self.method, self.roles, self.seed, self._training, layout)
 
     @property
     def _weight_key(self) -> str:
@@ -241,6 +281,7 @@ class Compressed(Strategy):
         new = self._w | mean
         if arrays is not None:
             new |= {name: tensor.to(self._w[name].dtype) for name, tensor in tensors_of_record(arrays).items()}
+        new |= {name: new[first].clone() for name, first in self._tied.items()}
         return {name: new[name] for name in self._w}, metrics or MetricRecord()
 
     def _reply(self, reply: Message, model: Tensors, metrics: dict[str, Any]) -> Message:
@@ -251,16 +292,3 @@ class Compressed(Strategy):
 
     def _parameters_of(self, tensors: Tensors) -> ArrayRecord:
         return record_of_tensors({name: tensor for name, tensor in tensors.items() if name in self._parameters})
-
-    def _traffic(self, uploads: list[Upload], dropped: list[Dropped]) -> dict[str, Any]:
-        """Counted as packed, without Flower's own signalling."""
-        found: dict[str, Any] = {
-            "fedbat-uploads": len(uploads),
-            "fedbat-uplink-bytes": sum(upload.num_bytes for upload in uploads),
-            "fedbat-downlink-bytes": self._downlink,
-            "fedbat-dropped": len(dropped),
-        }
-        for drop in dropped:
-            key = f"fedbat-dropped-{drop.kind}"
-            found[key] = found.get(key, 0) + 1
-        return found

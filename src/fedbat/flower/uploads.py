@@ -3,13 +3,13 @@
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from flwr.app import Message
 from flwr.common.constant import SUPERLINK_NODE_ID
 
 from fedbat.errors import WireError
-from fedbat.flower.records import CONFIG, UPLOAD, unpacked
+from fedbat.flower.records import CONFIG, UPLOAD, refusal_in, unpacked
 from fedbat.layout import Layout
 from fedbat.wire import Payload
 
@@ -30,7 +30,7 @@ class Dropped:
     """A reply that is not added, and why."""
 
     node: int
-    kind: str  # failed, malformed, weight, twice or step
+    kind: str  # failed, refused, malformed, weight, twice or step
     reason: str
 
 
@@ -56,6 +56,9 @@ def read_replies(
             continue
         if reply.has_error():
             dropped.append(Dropped(node, "failed", f"the client failed: {reply.error.reason}"))
+            continue
+        if (reason := refusal_in(reply)) is not None:
+            dropped.append(Dropped(node, "refused", f"it could not take the model: {reason}"))
             continue
         try:
             upload = _read(reply, layout, round_, weight_key, clients)
@@ -125,3 +128,16 @@ def _far_from_median(uploads: list[Upload], max_ratio: float) -> dict[int, str]:
             if step > 0 and not median / max_ratio <= step <= median * max_ratio:
                 far[client] = f"{name} has step size {step:g}, more than {max_ratio:g} times off the round's {median:g}"
     return far
+
+
+def traffic(uploads: list[Upload], dropped: list[Dropped]) -> dict[str, Any]:
+    """Metrics of a round's replies; bytes as packed, without Flower's own signalling."""
+    found: dict[str, Any] = {
+        "fedbat-uploads": len(uploads),
+        "fedbat-uplink-bytes": sum(upload.num_bytes for upload in uploads),
+        "fedbat-dropped": len(dropped),
+    }
+    for drop in dropped:
+        key = f"fedbat-dropped-{drop.kind}"
+        found[key] = found.get(key, 0) + 1
+    return found

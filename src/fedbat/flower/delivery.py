@@ -1,0 +1,81 @@
+"""How the model gets to the nodes: each is sent what it needs, and once more in the round if it cannot take that."""
+
+from collections.abc import Callable, Iterable
+from logging import INFO
+from typing import Any
+
+from flwr.app import Message, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from fedbat.flower.nodes import Nodes
+from fedbat.flower.records import CONFIG, Orders, packed, refusal_in
+from fedbat.flower.sending import Sending
+from fedbat.following import Held
+
+
+class Delivery:
+    """Of one round's messages after the other; `num_bytes` counts those of the last, as packed."""
+
+    def __init__(self, sending: Sending, nodes: Nodes) -> None:
+        self.sending, self.num_bytes = sending, 0
+        self._nodes = nodes
+        self._fill: Callable[[list[int]], list[Message]] = lambda nodes: []
+
+    def messages(self, draft: Message, orders: Orders, nodes: list[int]) -> list[Message]:
+        """The draft with our orders, and in the place of its arrays what brings the model to each node."""
+        self.num_bytes = 0
+        self._fill = lambda nodes: self._filled(draft, orders, nodes)
+        return self._fill(nodes)
+
+    def again(self, refused: list[Message]) -> list[Message]:
+        """For nodes that hold something else than we believed, and have said what."""
+        nodes = [reply.metadata.src_node_id for reply in refused]
+        for node, reply in zip(nodes, refused, strict=True):
+            self._nodes.note(reply)
+            log(INFO, "fedbat: node %s is brought up to date: %s", node, refusal_in(reply))
+        return self._fill(nodes)
+
+    def heard(self, replies: Iterable[Message]) -> list[Message]:
+        """The replies; what their senders hold is noted. Who refused twice gets the whole model next time."""
+        replies = list(replies)
+        for reply in replies:
+            self._nodes.note(reply)
+            if refusal_in(reply) is not None:
+                self._nodes.held.pop(reply.metadata.src_node_id)
+        return replies
+
+    def _filled(self, draft: Message, orders: Orders, nodes: list[int]) -> list[Message]:
+        contents: dict[Held | None, tuple[int, RecordDict]] = {}  # one for all who hold the same
+        messages = []
+        for node in nodes:
+            held = self._nodes.held.get(node)
+            if held not in contents:
+                data, content = self.sending.message(held), RecordDict(dict(draft.content.items()))
+                for key in content.array_records:
+                    content[key] = packed(self.sending.STYPE, data)
+                content[CONFIG] = orders.to_config()
+                contents[held] = len(data), content
+            size, content = contents[held]
+            self.num_bytes += size
+            messages.append(Message(content, message_type=draft.metadata.message_type, dst_node_id=node))
+        return messages
+
+
+class SecondTry:
+    """A grid in which who refused a message is sent what `again` makes of it."""
+
+    def __init__(self, grid: Grid, again: Callable[[list[Message]], list[Message]]) -> None:
+        self._grid, self._again = grid, again
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """As every grid does it; if somebody is asked again it waits once more, at most as long."""
+        replies = list(self._grid.send_and_receive(messages, timeout=timeout))
+        refused = [reply for reply in replies if refusal_in(reply) is not None]
+        if not refused:
+            return replies
+        taken = [reply for reply in replies if refusal_in(reply) is None]
+        return taken + list(self._grid.send_and_receive(self._again(refused), timeout=timeout))

@@ -1,0 +1,151 @@
+"""What the server sends down, by `down`: the model as it is, in a few bits, or the steps of one that nodes follow.
+
+A value stands for the model between two rounds; `after` gives the next.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from fedbat.channels import WIDTHS
+from fedbat.downlink import FOLLOW, FULL, snapshot
+from fedbat.flower.records import MODEL, PUBLIC, SNAPSHOT, model_to_bytes
+from fedbat.following import HASH_BYTES, Follower, Held, Leader, Step
+from fedbat.layout import Layout
+from fedbat.streams import Tensors
+from fedbat.wire import Payload
+
+
+class Sending(ABC):
+    """How clients get the model."""
+
+    STYPE: ClassVar[str]
+
+    @property
+    def layout_text(self) -> str:
+        """What a node must know to unpack it; nothing, if the message says itself what it holds."""
+        return ""
+
+    @property
+    @abstractmethod
+    def received(self) -> Tensors:
+        """The model that clients then have."""
+
+    @abstractmethod
+    def after(self, w: Tensors) -> "Sending":
+        """Once a round has made w of the true model."""
+
+    @abstractmethod
+    def message(self, held: Held | None) -> bytes:
+        """For a node that holds this."""
+
+    def to_tensors(self) -> Tensors:
+        """What a server that stops must keep to go on, beside the true model."""
+        return {}
+
+
+@dataclass(frozen=True, eq=False)
+class SendWhole(Sending):
+    """The model as it is."""
+
+    w: Tensors
+    STYPE: ClassVar[str] = MODEL
+
+    @property
+    def received(self) -> Tensors:
+        return self.w
+
+    def after(self, w: Tensors) -> "SendWhole":
+        return SendWhole(w)
+
+    def message(self, held: Held | None) -> bytes:
+        return model_to_bytes(self.w)
+
+
+@dataclass(frozen=True, eq=False)
+class SendSnapshot(Sending):
+    """A few bits a weight, the same for everyone."""
+
+    width: int
+    layout: Layout
+    w: Tensors
+    STYPE: ClassVar[str] = SNAPSHOT
+
+    @property
+    def layout_text(self) -> str:
+        return self.layout.text
+
+    @cached_property
+    def _raw(self) -> bytes:
+        return snapshot(self.layout, self.w, self.width)
+
+    @cached_property
+    def received(self) -> Tensors:
+        return Payload.from_bytes(self._raw, self.layout).values()
+
+    def after(self, w: Tensors) -> "SendSnapshot":
+        return SendSnapshot(self.width, self.layout, w)
+
+    def message(self, held: Held | None) -> bytes:
+        return self._raw
+
+
+@dataclass(frozen=True, eq=False)
+class SendSteps(Sending):
+    """One bit a weight for nodes that keep what they have."""
+
+    leader: Leader
+    STYPE: ClassVar[str] = PUBLIC
+
+    @classmethod
+    def begin(cls, layout: Layout, w: Tensors, saved: Tensors) -> "SendSteps":
+        """The first public model is the true one; or go on with what `to_tensors` gave."""
+        if not saved:
+            return cls(Leader(Follower.of(layout, w)))
+        kept = sorted((int(name.removeprefix("step/")), x) for name, x in saved.items() if name.startswith("step/"))
+        steps = [(version, x.numpy().tobytes()) for version, x in kept]
+        public = {name: x for name, x in saved.items() if not name.startswith("step/")}
+        return cls(
+            Leader(
+                Follower.from_tensors(layout, public),
+                tuple(Step(Held(version, raw[:HASH_BYTES]), raw[HASH_BYTES:]) for version, raw in steps),
+            )
+        )
+
+    @property
+    def layout_text(self) -> str:
+        return self.leader.public.layout.text
+
+    @property
+    def received(self) -> Tensors:
+        return self.leader.public.w
+
+    def after(self, w: Tensors) -> "SendSteps":
+        return SendSteps(self.leader.lead(w))
+
+    def message(self, held: Held | None) -> bytes:
+        return self.leader.message(held)
+
+    def to_tensors(self) -> Tensors:
+        steps = {
+            f"step/{start.version}": torch.from_numpy(np.frombuffer(start.hash + raw, np.uint8).copy())
+            for start, raw in self.leader.steps
+        }
+        return self.leader.public.to_tensors() | steps
+
+
+def _snapshots(width: int) -> Callable[[Layout, Tensors, Tensors], Sending]:
+    return lambda layout, w, saved: SendSnapshot(width, layout, w)
+
+
+SENDING: dict[str, Callable[[Layout, Tensors, Tensors], Sending]] = {
+    FULL: lambda layout, w, saved: SendWhole(w),
+    **{str(width): _snapshots(width) for width in WIDTHS},
+    FOLLOW: SendSteps.begin,
+}
+"""From the layout, the true model, and what was saved if a run goes on."""

@@ -1,0 +1,446 @@
+"""Few bits down in Flower: the library's own weights bit for bit, and no node is ever trained on a wrong model."""
+
+import copy
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import strategy as flower
+from flwr.supercore.task_identity import TaskIdentity
+from torch import nn
+
+import fedbat
+from fedbat import FedBAT, Payload, UniformNoise, layout_of, make_method
+from fedbat.downlink import DOWNLINKS, snapshot
+from fedbat.errors import ConfigError
+from fedbat.flower import Compressed, begin, fedbat_mod
+from fedbat.flower.records import CONFIG, PUBLIC, tensors_of_record
+from fedbat.flower.sending import SENDING
+from fedbat.following import Follower, Leader, follow, message_bytes
+from fedbat.layout import whole_layout
+from fedbat.server import averaged
+from fedbat.streams import stream
+from tests.flower_world import NUM_CLIENTS, World, make_app, net, run, train_one
+
+LAYOUT = layout_of(net())
+
+
+def base(kind=flower.FedAvg, **options):
+    return kind(fraction_train=0.6, fraction_evaluate=0.0, min_available_nodes=3, **options)
+
+
+def compressed(down="follow", method=None, strategy=None, **options):
+    return Compressed(strategy or base(), method or FedBAT(), net(), down=down, **options)
+
+
+def same(a, b):
+    a, b = (tensors_of_record(x) if isinstance(x, ArrayRecord) else x for x in (a, b))
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in a)
+
+
+def sampled(round_):
+    return sorted(stream(0, "clients", round_).choice(NUM_CLIENTS, 3, replace=False).tolist())
+
+
+class Everyone:
+    """What every client receives, from the library alone."""
+
+    def __init__(self, down, w):
+        self.down, self.leader, self.held, self.bytes = down, Leader(Follower.of(LAYOUT, w)), {}, []
+
+    def send(self, w, clients):
+        """What each gets, and the bytes."""
+        if self.down == "follow":
+            raws = {k: self.leader.message(self.held[k].held if k in self.held else None) for k in clients}
+            self.held |= {k: follow(LAYOUT, self.held.get(k), raw) for k, raw in raws.items()}
+            got = {k: self.held[k].w for k in clients}
+        else:
+            raws = dict.fromkeys(clients, snapshot(LAYOUT, w, int(self.down)))
+            got = {k: Payload.from_bytes(raw, LAYOUT).values() for k, raw in raws.items()}
+        self.bytes.append(sum(map(len, raws.values())))
+        return got
+
+
+def locally(down, method, num_rounds):
+    """The same federation by the library's own Server: true model after each round, and bytes down."""
+    model = net()
+    server, memories, truth = fedbat.Server(method, model), {}, []
+    everyone = Everyone(down, model.state_dict())
+    for round_ in range(num_rounds):
+        got = everyone.send(model.state_dict(), sampled(round_))
+        for client in sampled(round_):
+            local, held = net(), []
+            local.load_state_dict(got[client])
+
+            def begin_(model, optimizer, num_steps, held=held, client=client, round_=round_):
+                noise = UniformNoise(0, "noise", round_, client)
+                held.append(
+                    fedbat.begin(
+                        method, model, optimizer, num_steps,
+                        memory=memories.get(client), noise=noise, context=round_,
+                    )
+                )  # fmt: skip
+
+            _, num = train_one(local, client, begin_)
+            upload = held[0].finish()
+            memories[client] = upload.memory
+            server.add(upload.to_bytes(), num, context=round_)
+        server.step()
+        truth.append({name: x.clone() for name, x in model.state_dict().items()})
+        everyone.leader = everyone.leader.lead(truth[-1])
+    return truth, everyone
+
+
+@pytest.mark.parametrize("method", ["fedbat", "ef-signsgd"])
+@pytest.mark.parametrize("down", ["8", "2", "follow"])
+def test_flower_gives_the_weights_and_the_bytes_of_the_library_alone(down, method):
+    method, seen = make_method(method), []
+
+    def evaluate(round_, arrays):
+        seen.append((arrays, strategy.received, strategy.averaged))
+
+    strategy = compressed(down, method, average=0.5)
+    result = run(strategy, World(make_app()), num_rounds=4, evaluate_fn=evaluate)
+    truth, everyone = locally(down, method, 4)
+    assert same(result.arrays, truth[-1])
+    assert [m["fedbat-downlink-bytes"] for m in result.train_metrics_clientapp.values()] == everyone.bytes
+    average = {}
+    for w, (true, received, average_seen) in zip(truth, seen[1:], strict=True):
+        average = averaged(average, w, 0.5)
+        assert same(true, w) and same(average_seen, average) and not same(received, w)
+    last = everyone.leader.public.w if down == "follow" else everyone.send(truth[-1], [0])[0]
+    assert same(seen[-1][1], last)
+    assert seen[0][2] is None and same(result.arrays, seen[-1][0])
+
+
+def test_every_downlink_of_the_simulation_is_there():
+    assert SENDING.keys() == DOWNLINKS.keys()
+    for wrong in ({"down": "5"}, {"down": 4}, {"average": 1.0}):
+        with pytest.raises(ConfigError):
+            compressed(**wrong)
+    with pytest.raises(ConfigError, match="no model before `start`"):
+        compressed().received  # noqa: B018
+
+
+@pytest.mark.parametrize("kind", [flower.FedAdam, flower.FedAvgM])
+@pytest.mark.parametrize("down", ["2", "follow"])
+def test_strategies_with_momentum_see_changes_of_the_true_model(kind, down, monkeypatch):
+    """Against the same strategy given one dense reply a round: true model + mean of the uploads."""
+    found, seen = base(kind), []
+    aggregate = found.aggregate_train
+
+    def spy(round_, replies):
+        seen.append(tensors_of_record(next(iter(replies[0].content.array_records.values()))))
+        return aggregate(round_, replies)
+
+    monkeypatch.setattr(found, "aggregate_train", spy)
+    uploads, app = [], make_app()
+
+    def listening(msg, context):
+        reply = app(msg, context)
+        if reply.content.array_records:
+            (array,) = next(iter(reply.content.array_records.values())).values()
+            weight = reply.content["metrics"]["num-examples"]
+            uploads[-1].append((weight, Payload.from_bytes(array.data, LAYOUT).values()))
+        return reply
+
+    truth = []
+
+    def evaluate(round_, arrays):
+        truth.append(tensors_of_record(arrays))
+        uploads.append([])
+
+    run(compressed(down, strategy=found), World(listening), num_rounds=3, evaluate_fn=evaluate)
+    for w, sent, given in zip(truth, uploads, seen, strict=False):
+        total = sum(weight for weight, _ in sent)
+        for name in given:
+            expected = w[name] + sum(change[name] * (weight / total) for weight, change in sent)
+            assert torch.allclose(given[name], expected, atol=1e-6), name
+    assert len(seen) == 3
+
+
+# Nodes that lose, damage or miss what they hold
+
+
+class Told:
+    """An app that remembers which model each node trained from in each round."""
+
+    def __init__(self):
+        self.models, self.app = {}, make_app(fedbat_mod, self._look)
+
+    def _look(self, msg, context, call_next):
+        model, round_ = tensors_of_record(msg.content["arrays"]), msg.content["config"]["server-round"]
+        self.models.setdefault(round_, {})[context.node_config["partition-id"]] = model
+        return call_next(msg, context)
+
+    def __call__(self, msg, context):
+        return self.app(msg, context)
+
+    def check(self, expected):
+        """Each round all had the same model, that of the undisturbed run."""
+        assert self.models.keys() == expected.models.keys()
+        for round_, models in self.models.items():
+            model = next(iter(expected.models[round_].values()))
+            assert all(same(found, model) for found in models.values()), round_
+
+
+def restarted(context):
+    context.state = RecordDict()
+
+
+def damaged(context):
+    tensors = tensors_of_record(context.state.array_records[PUBLIC])
+    tensors["w/0.weight"].view(-1)[3].view(torch.int32).bitwise_xor_(1)
+    context.state[PUBLIC] = ArrayRecord(dict(tensors))
+
+
+def version_gone(context):
+    del context.state.array_records[PUBLIC]["version"]
+
+
+def other_tensors(context):
+    context.state[PUBLIC] = ArrayRecord({"version": torch.tensor(1), "w/a": torch.zeros(2, 2)})
+
+
+def of_another_training(context):
+    w = {name: x + 1 for name, x in net().state_dict().items()}
+    context.state[PUBLIC] = ArrayRecord(Follower(LAYOUT, 2, w).to_tensors())
+
+
+def older(context):
+    context.state[PUBLIC] = ArrayRecord(Follower.of(LAYOUT, net().state_dict()).to_tensors())
+
+
+HARM = [restarted, damaged, version_gone, other_tensors, of_another_training, older]
+
+
+def all_of_them():
+    return flower.FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=3)
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_a_node_that_holds_something_else_is_brought_up_to_date_in_the_same_round(harm):
+    undisturbed, told = Told(), Told()
+    expected = run(compressed(strategy=all_of_them()), World(undisturbed), num_rounds=4)
+    world, rounds = World(told), []
+    victim = next(node for node in world.contexts if world.partition(node) == 2)
+
+    def evaluate(round_, arrays):
+        rounds.append(round_)
+        if round_ == 2:
+            harm(world.contexts[victim])
+
+    found = run(compressed(strategy=all_of_them()), world, num_rounds=4, evaluate_fn=evaluate)
+    assert same(found.arrays, expected.arrays)
+    told.check(undisturbed)
+    one, all_ = message_bytes(LAYOUT, 1), message_bytes(LAYOUT, None)
+    sent = [m["fedbat-downlink-bytes"] for m in found.train_metrics_clientapp.values()]
+    instead = message_bytes(LAYOUT, 2) if harm is older else all_
+    assert sent == [5 * all_, 5 * one, 5 * one + instead, 5 * one]
+    assert all(m["fedbat-uploads"] == 5 for m in found.train_metrics_clientapp.values())
+    assert world.asked.count([2]) == 1
+
+
+def test_a_node_whose_reply_was_lost_goes_on_from_what_it_holds():
+    """The server believes in the version before; the node says better, and needs nothing more."""
+    undisturbed, told = Told(), Told()
+    worlds = World(undisturbed), World(told)
+    lost = []
+
+    def lose_the_second(reply):
+        lost.append(reply)
+        return [] if len(lost) == 2 else [reply]
+
+    worlds[0].spoil[2] = lambda reply: [reply]
+    worlds[1].spoil[2] = lose_the_second
+    run(compressed(strategy=all_of_them()), worlds[0], num_rounds=1)
+    found = run(compressed(strategy=all_of_them()), worlds[1], num_rounds=4)
+    metrics = found.train_metrics_clientapp
+    assert [metrics[r]["fedbat-missing"] for r in (1, 2, 3, 4)] == [0, 1, 0, 0]
+    one, two = (message_bytes(LAYOUT, n) for n in (1, 2))
+    # what it was sent first starts from version 0, it holds 1 and needs the step to 2
+    assert metrics[3]["fedbat-downlink-bytes"] == 4 * one + two + one
+    for models in told.models.values():
+        first = next(iter(models.values()))
+        assert all(same(model, first) for model in models.values())
+
+
+def test_a_new_node_gets_the_whole_model_and_all_train_from_the_same():
+    told = Told()
+    world = World(told, num_clients=4)
+    late = World(told, num_clients=5, node_seed=9)
+    newcomer = next(node for node in late.contexts if late.partition(node) == 4)
+
+    def evaluate(round_, arrays):
+        if round_ == 2:
+            world.contexts[newcomer], world.apps[newcomer] = late.contexts[newcomer], told
+            TaskIdentity.run_id = TaskIdentity.task_id = 1
+
+    found = run(compressed(strategy=all_of_them()), world, num_rounds=3, evaluate_fn=evaluate)
+    one, all_ = message_bytes(LAYOUT, 1), message_bytes(LAYOUT, None)
+    sent = [m["fedbat-downlink-bytes"] for m in found.train_metrics_clientapp.values()]
+    assert sent == [4 * all_, 4 * one, 4 * one + all_]
+    assert set(told.models[3]) == set(range(5))
+    for models in told.models.values():
+        assert all(same(model, models[0]) for model in models.values())
+
+
+def test_a_node_that_always_refuses_is_left_out_with_the_reason(caplog):
+    world = World(make_app())
+
+    def refusing(reply):
+        told = reply.content.config_records[CONFIG]
+        reply.content = RecordDict({CONFIG: ConfigRecord({**told, "refused": "no"})})
+        return [reply]
+
+    world.spoil[2] = refusing
+    found = run(compressed(strategy=all_of_them()), world, num_rounds=2)
+    for metrics in found.train_metrics_clientapp.values():
+        assert metrics["fedbat-uploads"] == 4 and metrics["fedbat-dropped-refused"] == 1
+    assert "it could not take the model: no" in caplog.text
+    one, all_ = message_bytes(LAYOUT, 1), message_bytes(LAYOUT, None)
+    # round 1: it says that it holds version 0 now, and is sent nothing more; round 2: the whole model, then a step
+    assert found.train_metrics_clientapp[1]["fedbat-downlink-bytes"] == 5 * all_ + message_bytes(LAYOUT, 0)
+    assert found.train_metrics_clientapp[2]["fedbat-downlink-bytes"] == 4 * one + all_ + message_bytes(LAYOUT, 0)
+
+
+def test_without_a_seed_following_works_too():
+    told = Told()
+    found = run(compressed(seed=None), World(told), num_rounds=5)
+    assert all(m["fedbat-uploads"] == 3 for m in found.train_metrics_clientapp.values())
+    for models in told.models.values():
+        first = next(iter(models.values()))
+        assert all(same(model, first) for model in models.values())
+
+
+# What outlives processes
+
+
+def test_a_nodes_copy_outlives_its_restart_on_its_disk(tmp_path):
+    expected = run(compressed(), World(make_app()), num_rounds=4)
+    world = World(make_app(), node_config={"fedbat-memory": str(tmp_path)})
+
+    def evaluate(round_, arrays):
+        for context in world.contexts.values():
+            context.state = RecordDict()
+
+    found = run(compressed(), world, num_rounds=4, evaluate_fn=evaluate)
+    assert same(found.arrays, expected.arrays)
+    assert bytes_down(found) == bytes_down(expected)
+    for path in tmp_path.glob("*-public-*"):
+        path.write_bytes(path.read_bytes()[:100])
+    again = run(compressed(), world, num_rounds=1)  # another training, and damaged files of the one before
+    assert bytes_down(again) == [3 * message_bytes(LAYOUT, None)]
+
+
+def test_a_damaged_file_on_a_nodes_disk_is_as_good_as_none(tmp_path):
+    undisturbed, told = Told(), Told()
+    run(compressed(strategy=all_of_them()), World(undisturbed), num_rounds=3)
+    world = World(told, node_config={"fedbat-memory": str(tmp_path)})
+
+    def evaluate(round_, arrays):
+        for path in tmp_path.glob("*-public-1.*"):
+            path.write_bytes(path.read_bytes()[:100])
+        next(c for n, c in world.contexts.items() if world.partition(n) == 1).state = RecordDict()
+
+    found = run(compressed(strategy=all_of_them()), world, num_rounds=3, evaluate_fn=evaluate)
+    told.check(undisturbed)
+    one, all_ = message_bytes(LAYOUT, 1), message_bytes(LAYOUT, None)
+    assert bytes_down(found) == [5 * all_, 5 * one + all_, 5 * one + all_]
+
+
+def bytes_down(result):
+    return [metrics["fedbat-downlink-bytes"] for metrics in result.train_metrics_clientapp.values()]
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+@pytest.mark.parametrize("down", ["4", "follow"])
+def test_a_server_that_stops_goes_on_with_all_its_models(down, on_disk, tmp_path):
+    node_config = {"fedbat-memory": str(tmp_path / "node")} if on_disk else {}
+    strategies = [compressed(down, average=0.9, checkpoint=tmp_path / name) for name in ("whole", "twice", "twice")]
+    whole = run(strategies[0], World(make_app()), num_rounds=6)
+    world = World(make_app(), node_config=node_config)
+    first = run(strategies[1], world, num_rounds=3)
+    for context in world.contexts.values():  # a run that goes on is a new one to the nodes
+        context.state, context.run_id = RecordDict(), 2
+    rest = run(strategies[2], world, num_rounds=6)
+    assert same(whole.arrays, rest.arrays)
+    assert same(strategies[0].received, strategies[2].received)
+    assert same(strategies[0].averaged, strategies[2].averaged)
+    kept = down == "4" or on_disk
+    assert (bytes_down(first) + bytes_down(rest) == bytes_down(whole)) == kept
+    done = compressed(down, average=0.9, checkpoint=tmp_path / "twice")
+    assert same(run(done, world, num_rounds=6).arrays, whole.arrays)  # nothing left to do
+    assert same(done.averaged, strategies[0].averaged)
+
+
+def test_a_second_training_with_the_same_nodes_starts_anew():
+    world = World(make_app())
+    first, second = (run(compressed(), world) for _ in range(2))
+    assert same(first.arrays, second.arrays)
+
+
+# Evaluation, and models with more than what is trained
+
+
+@pytest.mark.parametrize("down", ["4", "follow"])
+def test_clients_evaluate_what_they_receive(down):
+    strategy = flower.FedAvg(fraction_train=1.0, min_available_nodes=3)
+    strategy = compressed(down, strategy=strategy, evaluate_on_clients=True)
+    world = World(make_app())
+    for spoiled in (1, 2):
+        world.spoil[spoiled] = lambda reply: [copy.copy(reply)]
+    result = run(strategy, world, num_rounds=3)
+    received = tensors_of_record(strategy.received)
+    expected = float(sum(received[name].sum() for name, _ in net().named_parameters()))
+    assert result.evaluate_metrics_clientapp[3]["seen"] == pytest.approx(expected, rel=1e-5)
+    told = [m["fedbat-downlink-bytes"] for m in result.evaluate_metrics_clientapp.values()]
+    if down == "follow":  # who evaluates has the model for the next round
+        assert told == [5 * message_bytes(LAYOUT, 1)] * 3
+        assert bytes_down(result)[1:] == [5 * message_bytes(LAYOUT, 0)] * 2
+    else:
+        assert told == bytes_down(result)
+
+
+class Odd(nn.Module):
+    """Tied weights, a frozen layer, a buffer that is skipped."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed, self.out = nn.Linear(8, 6, bias=False), nn.Linear(8, 6)
+        self.out.weight = self.embed.weight
+        self.frozen = nn.Linear(6, 8).requires_grad_(False)
+        self.register_buffer("table", torch.randn(3))
+
+    def forward(self, x):
+        return self.out(self.frozen(self.embed(x)))
+
+
+@pytest.mark.parametrize("down", ["32", "4", "follow"])
+def test_tied_frozen_and_skipped_tensors_arrive(down):
+    app, seen = ClientApp(mods=[fedbat_mod]), []
+
+    @app.train()
+    def train(msg: Message, context: Context) -> Message:
+        model, state = Odd(), msg.content["arrays"].to_torch_state_dict()
+        model.load_state_dict(state)
+        seen.append(state)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        begin(model, optimizer, num_steps=1)
+        model(torch.ones(4, 8)).square().mean().backward()
+        optimizer.step()
+        metrics = MetricRecord({"num-examples": 4})
+        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=msg)
+
+    model = Odd()
+    strategy = Compressed(all_of_them(), make_method("fedavg"), model, roles={"table": "skip"}, down=down)
+    strategy.start(World(app), ArrayRecord(model.state_dict()), 3)
+    first = {name: x.clone() for name, x in model.state_dict().items()}
+    for state in seen:
+        assert state.keys() == first.keys()
+        assert torch.equal(state["embed.weight"], state["out.weight"])
+        assert all(torch.equal(state[name], first[name]) for name in ("frozen.weight", "frozen.bias", "table"))
+    assert not torch.equal(seen[-1]["out.weight"], seen[0]["out.weight"])  # it has learned
+    assert {e.role for e in whole_layout(model, strategy.layout) if "weight" in e.name} == {"compress", "dense"}
