@@ -32,9 +32,9 @@ class Whole:
         """The public model after `version` rounds; `before` is the one before the last of them."""
         return Public(w, whole_bytes(layout))
 
-    def reach(self, layout: Layout, public: Public, clients: Sequence[int], version: int) -> tuple[int, Public]:
-        """Bytes that go down to these clients, and what is known of them then."""
-        return public.num_bytes * len(clients), public
+    def reach(self, layout: Layout, public: Public, clients: Sequence[int], version: int) -> tuple[list[int], Public]:
+        """Bytes that go down to each of these clients, and what is known of them then."""
+        return [public.num_bytes] * len(clients), public
 
 
 @dataclass(frozen=True)
@@ -64,17 +64,17 @@ class Follow(Whole):
         raw = broadcast(layout, w, before.w, version)
         return Public(follow(before.w, Payload.from_bytes(raw, layout)), len(raw), before.versions)
 
-    def reach(self, layout: Layout, public: Public, clients: Sequence[int], version: int) -> tuple[int, Public]:
+    def reach(self, layout: Layout, public: Public, clients: Sequence[int], version: int) -> tuple[list[int], Public]:
         """A follower gets the broadcasts it missed (of all but the last only the signs) or the whole model, whichever
         is shorter; who is new gets the whole model.
         """
         whole, rest = whole_bytes(layout), sum(entry.nbytes for entry in layout.rest)
-        total, versions = 0, dict(public.versions)
+        sizes, versions = list[int](), dict(public.versions)
         for client in clients:
             missed = version - versions.get(client, -whole)  # who is new has missed more than the whole model takes
-            total += min(whole, missed * (public.num_bytes - rest) + rest * (missed > 0))
+            sizes.append(min(whole, missed * (public.num_bytes - rest) + rest * (missed > 0)))
             versions[client] = version
-        return total, public._replace(versions=versions)
+        return sizes, public._replace(versions=versions)
 
 
 FULL, FOLLOW = "32", "follow"
