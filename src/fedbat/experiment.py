@@ -68,6 +68,11 @@ class Experiment:
             raise ConfigError(f"--average is {self.average}, expected a number from 0 (off) to below 1, such as 0.9")
         make_method(self.method, self.settings)
 
+    @property
+    def label(self) -> str:
+        """What tells the runs of a comparison apart: fedbat down=4."""
+        return self.method if self.down == FULL else f"{self.method} down={self.down}"
+
     def resolved(self) -> "Experiment":
         """With every default written out."""
         spec = DATASETS[self.dataset]
