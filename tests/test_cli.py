@@ -55,12 +55,34 @@ def test_compare_ends_in_a_table_and_a_picture(tmp_path):
     assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
     summaries = {m: json.loads((out / m / "summary.json").read_text()) for m in ("fedavg", "fedbat", "fedpaq")}
     assert summaries["fedpaq"]["method_settings"]["bits"] == 3
-    table = [line.split() for line in done.stdout.splitlines() if line.startswith("fed") and "less" in line]
-    ratios = {row[0]: float(row[-4].rstrip("x")) for row in table}
-    dense = summaries["fedavg"]["uplink_bytes_per_client_round"]
+    table = {line.split()[0]: line.split() for line in done.stdout.splitlines() if "less" in line}
     for method, summary in summaries.items():
-        assert ratios[method] == pytest.approx(dense / summary["uplink_bytes_per_client_round"], abs=0.06)
+        *_, up, down, _, _, saving, _, _ = table[method]
+        assert float(up) == pytest.approx(summary["bits_per_parameter"], abs=1e-3)
+        ratio = summary["downlink_bytes_per_client_round"] / summary["uplink_bytes_per_client_round"]
+        assert float(down) / float(up) == pytest.approx(ratio, rel=1e-3)
+        assert float(saving.rstrip("x")) == pytest.approx(summary["total_saving"], abs=0.06)
     assert str(out / "compare.png") in done.stdout
+
+
+def test_compare_sets_downlinks_side_by_side_and_prices_them(tmp_path):
+    out, on = tmp_path / "out", ("--link", "up=1,down=8,compute=2x", "--target", "0.01")
+    plan = ("--rounds", 3, "--methods", "fedavg,fedbat", "--down", "32,follow")
+    done = fedbat("compare", *FAST, *plan, *on, "--out", out, check=0)
+    folders = {"fedavg", "fedavg-down-follow", "fedbat", "fedbat-down-follow"}
+    assert {path.name for path in out.iterdir() if path.is_dir()} == folders
+    (group,) = json.loads((out / "link.json").read_text())["groups"]
+    assert group["target"] == 0.01 and len(group["runs"]) == 4
+    for run in group["runs"]:
+        assert run["run"] in done.stdout and run["to_target"]["rounds"] == 1
+        first = json.loads((tmp_path / run["recorded_in"] / "rounds.jsonl").read_text().splitlines()[0])
+        sent = 8e-6 * (first["uploads"][0] / 1 + first["downloads"][0] / 8)  # all clients' are of one size
+        expected = sent + 2 * max(first["client_seconds"]) + first["server_seconds"]
+        assert run["to_target"]["seconds"] == pytest.approx(expected)
+    assert (out / "link.png").read_bytes().startswith(b"\x89PNG")
+    again = fedbat("price", out, *on, "--out", tmp_path / "again", check=0)
+    assert (tmp_path / "again" / "link.json").read_bytes() == (out / "link.json").read_bytes()
+    assert "measured client by client" in again.stdout
 
 
 def interrupted(out, *args):
@@ -87,7 +109,7 @@ def test_interrupt_leaves_a_valid_record_to_go_on_from(tmp_path):
     refused = fedbat("run", *FAST, "--out", out, check=2)
     assert f"holds an unfinished run; go on with it by `fedbat resume {out}`" in refused.stderr
     again = fedbat("resume", out, check=0).stdout
-    assert f"going on with round {len(lines) + 1}" in again and "round 40/40" in again and "vs FedAvg" in again
+    assert f"going on with round {len(lines) + 1}" in again and "round 40/40" in again and "vs fp32" in again
     assert "round 1/40" not in again and "instead of" not in again
     summary = json.loads((out / "summary.json").read_text())
     assert summary["status"] == "finished" and summary["rounds_done"] == 40
@@ -144,6 +166,13 @@ def test_another_engine_goes_on_and_is_said_and_recorded(tmp_path):
         (["compare", "--methods", "fedavg,nope"], "unknown method 'nope'"),
         (["compare", "--methods", "fedavg,signsgd", "--set", "rho=3"], "fits none of the compared methods"),
         (["compare", "--methods", "fedbat", "--set", "fedbat.rho=x"], "could not be read"),
+        (["compare", "--down", "4,4"], "--down is '4,4', expected different names such as 32,4"),
+        (["compare", "--down", "4,5"], "--down is 5, expected 32, 8, 4, 3, 2, follow"),
+        (["compare", "--link", "up=10"], "--link is 'up=10', expected up=10,down=50 (Mbit/s)"),
+        (["compare", "--target", "0.8"], "there is no --link to reach it on"),
+        (["compare", "--link", "up=1,down=1", "--target", "80"], "--target is 80.0, expected an accuracy above 0"),
+        (["price", "nowhere", "--link", "up=1,down=1"], "holds no run"),
+        (["price", "nowhere"], "Missing option '--link'"),
         (["data", "show", "--out", "nowhere/p.png"], "does not exist"),
         (["data", "show", "--out", "p.foo"], "expected a file that ends in .png, .svg or .pdf"),
         (["run", "--model", "tests.test_cli:no_model"], "returned a int, expected an nn.Module"),
@@ -186,7 +215,7 @@ def test_methods_and_data_and_version(tmp_path):
     assert fedbat("--version", check=0).stdout.startswith("fedbat ")
 
 
-@pytest.mark.parametrize("command", [["run"], ["compare"], ["resume"], ["data", "show"]])
+@pytest.mark.parametrize("command", [["run"], ["compare"], ["resume"], ["price"], ["data", "show"]])
 def test_help_has_examples(command):
     text = fedbat(*command, "--help", check=0).stdout
     assert "Example" in text and "fedbat " + " ".join(command) in text

@@ -195,8 +195,8 @@ def test_a_follower_gets_what_it_missed_or_the_whole_model():
     layout, w = some_model()
     public, far = Public(w, 0, versions={1: 7, 2: 40, 3: 6}), 10**6
     cost = {client: DOWNLINKS[FOLLOW].reach(layout, public, [client], 40)[0] for client in (1, 2, 3, 4)}
-    assert cost == {client: message_bytes(layout, n) for client, n in {1: 33, 2: 0, 3: 34, 4: None}.items()}
-    assert DOWNLINKS[FOLLOW].reach(layout, public, [1], far)[0] == message_bytes(layout, None)
+    assert cost == {client: [message_bytes(layout, n)] for client, n in {1: 33, 2: 0, 3: 34, 4: None}.items()}
+    assert DOWNLINKS[FOLLOW].reach(layout, public, [1], far)[0] == [message_bytes(layout, None)]
     assert DOWNLINKS[FOLLOW].reach(layout, public, [1, 4], 40)[1].versions == {1: 40, 2: 40, 3: 6, 4: 40}
 
 

@@ -16,6 +16,7 @@ from fedbat import ConfigError, DataError
 from fedbat.engine.sequential import SequentialEngine
 from fedbat.experiment import Experiment, prepare
 from fedbat.report import find_runs, render
+from fedbat.report.charts import styles_of
 from fedbat.report.holdings import MOST_SHOWN, Holdings, holdings_of
 from fedbat.report.runs import group_runs
 from fedbat.reproduce.record import load_record, publish
@@ -94,6 +95,8 @@ def test_table_shows_the_figures_of_the_records(folder, page):
         assert table[row]["best"] == f"{100 * max(accuracy):.2f}"
         assert table[row]["last 10"] == f"{100 * sum(accuracy) / 3:.2f}"
         assert table[row]["uplink"] == f"{summary['uplink_bytes_per_client_round'] / 1000:.3g} kB"
+        assert table[row]["up + down"] == f"{summary['total_bytes_per_client_round'] / 1000:.3g} kB"
+        assert table[row]["saving"] == f"{summary['total_saving']:.1f}x"
         assert table[row]["bit/param"] == f"{summary['bits_per_parameter']:.3f}"
         wanted = {"data set": "fmnist-mini", "split": "dirichlet beta=0.3", "N": "12", "K": "2", "seed": "0"}
         wanted |= {"rounds": "3", "precision": "fp32", "device": f"CPU, {summary['machine']['cpus']} cores"}
@@ -150,6 +153,31 @@ def test_labels_tell_apart_what_differs_and_twins_by_their_folders(folder, tmp_p
     assert sorted(group.labels) == [
         f"fedavg lr=0.1 seed=0 ({root}/a)", f"fedavg lr=0.1 seed=0 ({root}/b)", "fedavg lr=0.5 seed=3",
     ]  # fmt: skip
+
+
+def test_downlinks_are_variants_with_curves_of_their_own(folder, tmp_path):
+    config = json.loads((folder / "fedavg" / "summary.json").read_text())["config"]
+    for down in ("32", "4", "follow"):
+        copied(folder, tmp_path / down, config=config | {"down": down})
+    (group,) = group_runs(find_runs([tmp_path])[0])
+    assert sorted(group.labels) == ["fedavg", "fedavg down=4", "fedavg down=follow"]
+    styles = styles_of([group])
+    assert len({style.color for style in styles.values()}) == 1 and len(set(styles.values())) == 3
+    assert [style.dash for run, style in styles.items() if run.variant == "fedavg"] == ["solid"]
+
+
+def test_records_from_before_total_traffic_was_summed_up_have_it(folder, tmp_path):
+    new = load_record(folder / NASTY)
+    old = load_record(copied(folder, tmp_path / "old"))
+    old.summary.clear()
+    old.summary.update({key: value for key, value in new.summary.items() if not key.startswith("total_")})
+    assert old.total_bytes == new.total_bytes == new.summary["total_bytes_per_client_round"]
+    assert old.total_saving == pytest.approx(new.total_saving) and new.total_saving > 1
+    old.summary["config"]["down"] = "4"
+    assert old.total_saving is None
+    for record in (run.record for run in find_runs([RESULTS])[0]):
+        assert 1 - 1e-3 < record.total_saving < 2  # nothing but the float32 model went down
+        assert len(record.traffic_bytes) == len(record.lines)
 
 
 def test_unfinished_runs_are_shown_as_far_as_they_are(folder, tmp_path):
@@ -257,7 +285,7 @@ def test_browser_draws_all_charts_without_an_error(page, tmp_path):
     dom = browse(page, tmp_path, "--dump-dom")
     assert re.search(r'<html [^>]*data-state="drawn"', dom)
     assert re.search(r'<p id="failure"[^>]*hidden=""[^>]*></p>', dom)
-    assert dom.count('class="trace scatter') == 4 * 2
+    assert dom.count('class="trace scatter') == 6 * 2
     assert "<img" not in dom.replace("<image", "")
 
 
@@ -276,8 +304,8 @@ def test_curves_are_switched_and_hovered_and_rows_sorted(page, folder, tmp_path)
     found = json.loads(root["data-found"])
     best = {name: load_record(folder / name).best for name in ("fedavg", NASTY)}
     assert sorted(found["labels"]) == ["fedavg", "fedbat rho=4"]
-    assert found["all"] == found["again"] == [2] * 4 and found["withoutFirst"] == [1] * 4
-    assert found["alone"] == [[True, False]] * 4
+    assert found["all"] == found["again"] == [2] * 6 and found["withoutFirst"] == [1] * 6
+    assert found["alone"] == [[True, False]] * 6
     falling = ["fedavg", "fedbat rho=4"] if best["fedavg"] >= best[NASTY] else ["fedbat rho=4", "fedavg"]
     assert found["falling"] == falling and found["rising"] == falling[::-1]
     assert found["opened"] == 1 and found["cells"] == 1

@@ -183,6 +183,8 @@ def test_record_is_complete_and_true(tmp_path):
     assert summary["bits_per_compressed_parameter"] == pytest.approx((d + 32 * layers) / d)
     dense = sum(e.nbytes for e in federation.layout)
     assert summary["downlink_bytes_per_client_round"] == dense and summary["seconds"] > 0
+    assert summary["total_bytes_per_client_round"] == per_client + dense
+    assert summary["total_saving"] == pytest.approx(2 * dense / (per_client + dense))
     assert {"python", "torch", "numpy", "fedbat"} <= summary["versions"].keys() and summary["config"]["rounds"] == 2
     for line in lines:
         assert set(line["layers"]) == {e.name for e in federation.layout.compressed}

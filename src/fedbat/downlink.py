@@ -32,9 +32,9 @@ class Whole:
         """The public model after `version` rounds; `before` is the one before the last of them."""
         return Public(w, whole_bytes(layout))
 
-    def reach(self, layout: Layout, public: Public, clients: Sequence[int], version: int) -> tuple[int, Public]:
-        """Bytes that go down to these clients, and what is known of them then."""
-        return public.num_bytes * len(clients), public
+    def reach(self, layout: Layout, public: Public, clients: Sequence[int], version: int) -> tuple[list[int], Public]:
+        """Bytes that go down to each of these clients, and what is known of them then."""
+        return [public.num_bytes] * len(clients), public
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class Follow(Whole):
         _, public = Follower(layout, version - 1, before.w).step(w)
         return Public(public.w, message_bytes(layout, 1), before.versions)
 
-    def reach(self, layout: Layout, public: Public, clients: Sequence[int], version: int) -> tuple[int, Public]:
+    def reach(self, layout: Layout, public: Public, clients: Sequence[int], version: int) -> tuple[list[int], Public]:
         """A follower gets the steps it missed or the whole model, whichever is shorter."""
         missed = [version - public.versions[client] if client in public.versions else None for client in clients]
-        total = sum(message_bytes(layout, steps) for steps in missed)
-        return total, public._replace(versions={**public.versions, **dict.fromkeys(clients, version)})
+        sizes = [message_bytes(layout, steps) for steps in missed]
+        return sizes, public._replace(versions={**public.versions, **dict.fromkeys(clients, version)})
 
 
 FULL, FOLLOW = "32", "follow"

@@ -85,6 +85,11 @@ class Experiment:
         check_average(self.average)
         make_method(self.method, self.settings)
 
+    @property
+    def label(self) -> str:
+        """What tells the runs of a comparison apart: fedbat down=4."""
+        return self.method if self.down == FULL else f"{self.method} down={self.down}"
+
     def resolved(self) -> "Experiment":
         """With every default written out."""
         spec = DATASETS[self.dataset]

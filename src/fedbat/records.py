@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_model
 
+from fedbat.downlink import whole_bytes
 from fedbat.engine.base import Evaluation
 from fedbat.errors import ConfigError, DataError
 from fedbat.experiment import Experiment, Federation
@@ -135,7 +136,7 @@ def is_begun(folder: Path) -> bool:
 
 def is_finished(folder: Path) -> bool:
     """Whether what was begun in this folder has done all its rounds."""
-    if runs := [folder / experiment.method for experiment in read_plan(folder)]:
+    if runs := [run_folder(folder, experiment) for experiment in read_plan(folder)]:
         return all(is_begun(run) and is_finished(run) for run in runs)
     return bool(read_summary(folder)["status"] == "finished")
 
@@ -165,6 +166,11 @@ def read_plan(folder: Path) -> list[Experiment]:
     """The runs of a comparison; none if the folder is not one."""
     path = folder / "compare.json"
     return [experiment_of(config) for config in json.loads(path.read_text())["runs"]] if path.is_file() else []
+
+
+def run_folder(folder: Path, experiment: Experiment) -> Path:
+    """Where a run of a comparison lies."""
+    return folder / experiment.label.replace(" ", "-").replace("=", "-")
 
 
 def experiment_of(config: Mapping[str, Any]) -> Experiment:
@@ -200,6 +206,7 @@ def summarize(federation: Federation, rounds: list[Round]) -> dict[str, Any]:
     client_rounds = sum(len(round_.clients) for round_ in rounds)
     uploads = sum(round_.num_uploads for round_ in rounds)
     uplink = sum(round_.uplink_bytes for round_ in rounds) / uploads
+    downlink = sum(round_.downlink_bytes for round_ in rounds) / client_rounds
     num_parameters = sum(p.numel() for p in federation.model.parameters())
     num_compressed = sum(entry.numel for entry in federation.layout.compressed)
     nbits = sum(round_.uplink_nbits for round_ in rounds) / uploads
@@ -215,7 +222,9 @@ def summarize(federation: Federation, rounds: list[Round]) -> dict[str, Any]:
             "final_accuracy": accuracies[-1],
             "last10_accuracy": sum(accuracies[-10:]) / len(accuracies[-10:]),
             "uplink_bytes_per_client_round": uplink,
-            "downlink_bytes_per_client_round": sum(r.downlink_bytes for r in rounds) / client_rounds,
+            "downlink_bytes_per_client_round": downlink,
+            "total_bytes_per_client_round": uplink + downlink,
+            "total_saving": 2 * whole_bytes(federation.layout) / (uplink + downlink),  # against the model both ways
             "bits_per_parameter": 8 * uplink / num_parameters,
             "bits_per_compressed_parameter": nbits / num_compressed if num_compressed else None,
             "num_parameters": num_parameters,

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -36,6 +36,11 @@ class Round:
     seconds: float
     received: Evaluation | None = None  # how what clients receive does, where that is not the model itself
     averaged: Evaluation | None = None  # how the averaged model does, if one is kept
+    # In the order of `clients`; empty in records from before these were kept.
+    uploads: list[int] = field(default_factory=list)  # bytes; 0 from a client that was lost
+    downloads: list[int] = field(default_factory=list)  # bytes
+    client_seconds: list[float | None] = field(default_factory=list)  # None where the engine cannot tell
+    server_seconds: float = 0.0  # to unpack and add the uploads and to pack what goes down next
 
     @property
     def num_uploads(self) -> int:
@@ -79,29 +84,35 @@ def rounds(
     public = state.public or downlink.publish(layout, state.w, None, first)
     for index in range(first, experiment.rounds):
         start = time.perf_counter()
-        clients, lost, uplink_bytes = federation.sampled(index), dict[int, str](), 0
+        clients, lost, server_seconds = federation.sampled(index), dict[int, str](), 0.0
+        uploads = dict.fromkeys(clients, 0)
         results: list[ClientResult] = []
         aggregator = Aggregator(federation.method, layout, state.w)
         memories = state.memories.begin()
-        downlink_bytes, public = downlink.reach(layout, public, clients, index)
+        downloads, public = downlink.reach(layout, public, clients, index)
         for result in engine.train(public.w, index, clients, state.memories):
             if isinstance(result, Lost):
                 lost[result.client] = result.reason
                 on_client()
                 continue
+            arrived = time.perf_counter()
             _add(aggregator, result, federation.weight(result.num_samples), index)
+            server_seconds += time.perf_counter() - arrived
             if result.memory:
                 memories.remember(result.client, result.memory)
-            uplink_bytes += len(result.upload)
+            uploads[result.client] = len(result.upload)
             result = result._replace(upload=b"", memory={})  # what was added is forgotten before the next one trains
             results.append(result)
             on_client()
         if not results:
             raise MethodError(f"round {index + 1}: no client finished; {'; '.join(lost.values())}")
+        all_arrived = time.perf_counter()
         w = aggregator.result()
         public = downlink.publish(layout, w, public, index + 1)
         followed = public if public.versions else None
         state = State(w, memories, averaged(state.average, w, experiment.average), followed)
+        server_seconds += time.perf_counter() - all_arrived
+        spent = {result.client: result.seconds for result in results}
         accuracy, loss = engine.evaluate(w)
         yield (
             Round(
@@ -111,13 +122,17 @@ def rounds(
                 train_loss=sum(r.train_loss for r in results) / len(results),
                 clients=clients,
                 lost=lost,
-                uplink_bytes=uplink_bytes,
+                uplink_bytes=sum(uploads.values()),
                 uplink_nbits=sum(r.nbits for r in results),
-                downlink_bytes=downlink_bytes,
+                downlink_bytes=sum(downloads),
                 layers=_mean_reports(results),
                 received=None if public.w is w else engine.evaluate(public.w),
                 averaged=engine.evaluate(state.average) if state.average else None,
                 seconds=time.perf_counter() - start,
+                uploads=list(uploads.values()),
+                downloads=downloads,
+                client_seconds=[spent.get(client) for client in clients],
+                server_seconds=server_seconds,
             ),
             state,
         )

@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from fedbat.cli.listing import data_list, data_show, methods
 from fedbat.cli.options import console
+from fedbat.cli.price import price
 from fedbat.cli.report import report
 from fedbat.cli.reproduce import reproduce
 from fedbat.cli.resume import resume
@@ -27,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 data_app = typer.Typer(help="Data sets and who holds which part of them.", no_args_is_help=True)
-for command in (run, compare, resume, report, methods, reproduce):
+for command in (run, compare, resume, price, report, methods, reproduce):
     app.command()(command)
 app.add_typer(data_app, name="data")
 data_app.command("list")(data_list)

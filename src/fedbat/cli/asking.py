@@ -41,19 +41,24 @@ _MEANS = {
 
 
 def asks_for_experiment(command: Callable[..., None]) -> Callable[..., None]:
-    """Let the options of an experiment stand for the command's `base`, and those of how to run it for its `means`."""
+    """Let the options of an experiment stand for the command's `base`, and those of how to run it for its `means`.
+
+    What the command asks for itself, in its own way, is left to it.
+    """
+    own = inspect.signature(command).parameters
+    shared = {name: hint for name, hint in _EXPERIMENT.items() if name not in own}
 
     @wraps(command)
     def asked(**given: Any) -> None:
-        base = Experiment(**{name: given.pop(name) for name in _EXPERIMENT})
+        base = Experiment(**{name: given.pop(name) for name in shared})
         means = {name: given.pop(name) for name in _MEANS}
         means["memory_budget"] = options.num_bytes(means["memory_budget"])
         check_engine(means["engine"], means["device"], means["precision"])
         command(base=base, means=Means(**means), **given)
 
     parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(command).parameters.values():
-        instead = {"base": (_EXPERIMENT, _defaults()), "means": (_MEANS, Means._field_defaults)}.get(parameter.name)
+    for parameter in own.values():
+        instead = {"base": (shared, _defaults()), "means": (_MEANS, Means._field_defaults)}.get(parameter.name)
         hints, defaults = instead or ({parameter.name: parameter.annotation}, {parameter.name: parameter.default})
         parameters += [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=hint)

@@ -6,18 +6,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import typer
-from rich.table import Table
 
-from fedbat.cli.options import INTERRUPTED, console, say
+from fedbat.cli.options import INTERRUPTED, console, new_table, say
 from fedbat.engine import make_engine
 from fedbat.engine.cuda import Precision
 from fedbat.experiment import Federation
-from fedbat.records import RunRecord, is_begun, is_finished, summarize
+from fedbat.records import RunRecord, is_begun, is_finished, run_folder, summarize
 from fedbat.run import run_recorded
 from fedbat.simulation import Round
 from fedbat.tracking import TensorBoard
 from fedbat.view import RunView, megabytes
-from fedbat.wire import dense_upload_bytes
 
 
 class Means(NamedTuple):
@@ -37,7 +35,7 @@ def execute(federation: Federation, folder: Path, means: Means, whole: Path | No
     experiment = federation.experiment
     assert experiment.rounds is not None
     num_parameters = sum(p.numel() for p in federation.model.parameters())
-    view = RunView(console, experiment.method, experiment.rounds, experiment.per_round, num_parameters)
+    view = RunView(console, experiment.label, experiment.rounds, experiment.per_round, num_parameters)
 
     def begin(record: RunRecord) -> None:
         for line in _changes(record):
@@ -95,33 +93,31 @@ def execute_all(federations: list[Federation], folder: Path, means: Means) -> No
     from fedbat.plots import Curve, draw_comparison
 
     done: dict[str, list[Round]] = {}
+    curves: dict[str, Curve] = {}
     for federation in federations:
-        name = federation.experiment.method
-        done[name] = execute(federation, folder / name, means, folder)
+        asked = federation.experiment
+        found = done[asked.label] = execute(federation, run_folder(folder, asked), means, folder)
+        columns = ([getattr(r, name) for r in found] for name in ("accuracy", "uplink_bytes", "downlink_bytes"))
+        curves[asked.label] = Curve(asked.method, *columns)
     print_table(done, federation)
     picture = folder / "compare.png"
-    curves = {name: Curve([r.accuracy for r in found], [r.uplink_bytes for r in found]) for name, found in done.items()}
-    asked = federation.experiment
     split = f"{asked.partition}, {asked.per_round} of {asked.clients} clients a round, seed {asked.seed}"
     draw_comparison(curves, f"{asked.dataset}, {split}", picture)
     say(f"recorded in {folder}, picture in {picture}")
 
 
 def print_table(done: Mapping[str, list[Round]], federation: Federation) -> None:
-    """What people compare, a line for each method."""
-    table = Table(box=None, pad_edge=False)
-    columns = ("method", "best", "last", "last 10", "uplink", "vs FedAvg", "bit/param", "seconds")
-    for column in columns:
-        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
-    dense = dense_upload_bytes(federation.layout)
-    for name, found in done.items():
+    """What people compare, a line for each run; traffic is up and down, of all clients and rounds."""
+    table = new_table("run", "best", "last 10", "bits up", "down", "traffic", "vs fp32", "seconds")
+    for label, found in done.items():
         s: dict[str, Any] = summarize(federation, found)
         table.add_row(
-            name,
-            *(f"{100 * s[key]:.2f} %" for key in ("best_accuracy", "final_accuracy", "last10_accuracy")),
-            megabytes(sum(r.uplink_bytes for r in found)),
-            f"{dense / s['uplink_bytes_per_client_round']:.1f}x less",
+            label,
+            *(f"{100 * s[key]:.2f} %" for key in ("best_accuracy", "last10_accuracy")),
             f"{s['bits_per_parameter']:.3f}",
+            f"{8 * s['downlink_bytes_per_client_round'] / s['num_parameters']:.3f}",
+            megabytes(sum(r.uplink_bytes + r.downlink_bytes for r in found)),
+            f"{s['total_saving']:.1f}x less",
             f"{s['seconds']:.0f}",
         )
     console.print(table)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from fedbat.data import DATASETS, PARTITIONS
 from fedbat.downlink import DOWNLINKS
@@ -47,6 +48,7 @@ Beta = Annotated[float | None, typer.Option(help="Of the Dirichlet partition. De
 Labels = Annotated[int | None, typer.Option(help="Per client, in label partitions. Default: 3, for cifar100 10.")]
 Samples = Annotated[int | None, typer.Option(help="Per client, in virtual populations. Default: 64.")]
 Down = Annotated[str, typer.Option(help=f"Bits of a weight on its way down to the clients: {', '.join(DOWNLINKS)}.")]
+Downs = Annotated[str, typer.Option("--down", help=f"Comma-separated, each with every method: {', '.join(DOWNLINKS)}.")]
 Average = Annotated[float, typer.Option(help="Weight of the past in an averaged model, say 0.9. 0: none is kept.")]
 Seed = Annotated[int, typer.Option(help="Of everything but the split.")]
 PartitionSeed = Annotated[int, typer.Option(help="Of the split; 1234 is the authors'.")]
@@ -87,6 +89,16 @@ TensorBoardFolder = Annotated[
         callback=_with_tensorboard,
     ),
 ]
+LINK = typer.Option(
+    "--link",
+    metavar="up=10,down=50",
+    help="Mbit/s to price the runs on. Also latency=MS, compute=10x or SECONDS; or a .csv of client,up,down.",
+    show_default=False,
+)
+Target = Annotated[
+    float | None,
+    typer.Option(help="Accuracy to be reached on --link. Default: 99 % of the lowest best.", show_default=False),
+]
 Out = Annotated[Path | None, typer.Option(help="Folder to write, new. Default: under runs/.", show_default=False)]
 
 
@@ -103,6 +115,15 @@ def num_bytes(text: str | None) -> float | None:
 def say(text: str) -> None:
     """Print one line as it is."""
     console.print(escape(text), soft_wrap=True)
+
+
+def new_table(label: str, *figures: str) -> Table:
+    """A column of names, which give way where the window is narrow, and columns of figures, which do not."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column(label, overflow="fold")
+    for figure in figures:
+        table.add_column(figure, justify="right", no_wrap=True)
+    return table
 
 
 def pair(text: str) -> tuple[str, str]:

@@ -1,7 +1,8 @@
 """`fedbat report`."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,9 +11,15 @@ from fedbat.errors import ConfigError, DataError
 from fedbat.storage import write_text
 from fedbat.view import megabytes
 
+if TYPE_CHECKING:
+    from fedbat.report import Run
+
+
+Folders = Annotated[list[Path], typer.Argument(help="Folders of runs, or any above them.", show_default=False)]
+
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or any above them.", show_default=False)],
+    runs: Folders,
     out: Annotated[Path, typer.Option(help="Page to write, or to write anew.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="Of the page.")] = "Federated runs",
 ) -> None:
@@ -30,12 +37,20 @@ def report(
         raise ConfigError(f"--out {out}, expected a file that ends in .html")
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: the folder {out.parent} does not exist; create it or name another")
-    from fedbat.report import find_runs, render
+    from fedbat.report import render
 
-    found, faults = find_runs(runs)
+    found = readable_runs(runs)
+    write_text(out, render(found, title))
+    say(f"{len(found)} runs in {out}, {megabytes(out.stat().st_size)}")
+
+
+def readable_runs(folders: Sequence[Path]) -> "list[Run]":
+    """Those in or below these folders; why one is left out is told."""
+    from fedbat.report import find_runs
+
+    found, faults = find_runs(folders)
     for fault in faults:
         say(f"left out: {fault}")
     if not found:
-        raise DataError(f"{', '.join(map(str, runs))}: none of the runs has a whole round yet")
-    write_text(out, render(found, title))
-    say(f"{len(found)} runs in {out}, {megabytes(out.stat().st_size)}")
+        raise DataError(f"{', '.join(map(str, folders))}: none of the runs has a whole round yet")
+    return found

@@ -9,7 +9,7 @@ from fedbat.cli.execution import Means, execute, execute_all, print_table
 from fedbat.cli.options import Device, MemoryBudget, TensorBoardFolder, num_bytes, say
 from fedbat.engine import ENGINES, check_engine
 from fedbat.experiment import prepare
-from fedbat.records import is_begun, is_finished, read_experiment, read_plan, read_summary
+from fedbat.records import is_begun, is_finished, read_experiment, read_plan, read_summary, run_folder
 
 EngineName = Annotated[str | None, typer.Option("--engine", help=f"One of {', '.join(ENGINES)}. Default: as before.")]
 PrecisionName = Annotated[str | None, typer.Option("--precision", help="Of the cuda engine. Default: as before.")]
@@ -30,7 +30,7 @@ def resume(
       fedbat resume runs/rho4
     """
     plan = read_plan(folder)
-    runs = [folder / experiment.method for experiment in plan] or [folder]
+    runs = [run_folder(folder, experiment) for experiment in plan] or [folder]
     if plan and is_finished(folder) and (folder / "compare.png").exists():
         return say(f"the comparison in {folder} is finished already")
     if not plan and is_finished(folder):
@@ -47,7 +47,7 @@ def resume(
     if plan:
         return execute_all([prepare(experiment) for experiment in plan], folder, means)
     federation = prepare(read_experiment(folder))
-    print_table({federation.experiment.method: execute(federation, folder, means)}, federation)
+    print_table({federation.experiment.label: execute(federation, folder, means)}, federation)
     say(f"recorded in {folder}")
 
 

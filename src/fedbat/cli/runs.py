@@ -1,6 +1,7 @@
 """`fedbat run` and `fedbat compare`."""
 
 import dataclasses
+import itertools
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -9,9 +10,12 @@ import typer
 
 from fedbat.cli.asking import asks_for_experiment
 from fedbat.cli.execution import Means, execute, execute_all, print_table
-from fedbat.cli.options import Out, Settings, pair, say
+from fedbat.cli.options import LINK, Downs, Out, Settings, Target, pair, say
+from fedbat.cli.price import check_target, price_runs
+from fedbat.downlink import FULL
 from fedbat.errors import ConfigError
 from fedbat.experiment import Experiment, prepare
+from fedbat.link import parse_link
 from fedbat.methods import METHODS, make_method
 from fedbat.records import check_free, write_plan
 from fedbat.settings import setting_names
@@ -41,7 +45,7 @@ def run(
     check_free(folder)
     federation = prepare(experiment)
     finished = execute(federation, folder, means)
-    print_table({method: finished}, federation)
+    print_table({experiment.label: finished}, federation)
     say(f"recorded in {folder}")
 
 
@@ -49,33 +53,53 @@ def run(
 def compare(
     *,
     methods: Annotated[str, typer.Option(help=f"Comma-separated, of {', '.join(METHODS)}.")] = "fedavg,fedbat,signsgd",
+    down: Downs = FULL,
     base: Experiment,
     settings: Settings = None,
+    link: Annotated[str | None, LINK] = None,
+    target: Target = None,
     means: Means,
     out: Out = None,
 ) -> None:
     """Run several methods on the same split, initial weights, sampled clients and batches: a table and a picture.
 
-    A setting counts for every method that has it; [bold]--set fedbat.rho=4[/] for one alone.
+    A setting counts for every method that has it; [bold]--set fedbat.rho=4[/] for one alone. With [bold]--link[/] also
+    what the runs take on it until they reach an accuracy; [bold]fedbat price[/] tells that of runs that are done.
 
     [bold]Examples[/]
 
       fedbat compare --clients 20 --per-round 5 --rounds 15 --epochs 2
 
       fedbat compare --methods fedavg,fedbat,ef-signsgd,zerofl --dataset fmnist --partition labels --out runs/labels
+
+      fedbat compare --methods fedavg,fedbat --down 32,4 --rounds 15 --epochs 2 --link up=10,down=50
     """
-    names = [name.strip() for name in methods.split(",") if name.strip()]
-    if len(set(names)) != len(names) or not names:
-        raise ConfigError(f"--methods is {methods!r}, expected different names such as fedavg,fedbat")
+    names, downs = _listed("--methods", methods, "fedavg,fedbat"), _listed("--down", down, "32,4")
     for name in names:
         make_method(name)  # so that an unknown name is the first thing to be told
+    check_target(target, link)
+    on = parse_link(link) if link is not None else None
+    if on:
+        on.check(base.clients)
     per_method = _settings_by_method(names, [pair(text) for text in settings or []])
-    experiments = [dataclasses.replace(base, method=name, settings=per_method[name]) for name in names]
+    experiments = [
+        dataclasses.replace(base, method=name, settings=per_method[name], down=width)
+        for name, width in itertools.product(names, downs)
+    ]
     folder = out or _default_folder(f"{base.dataset}-{base.partition}-compare")
     check_free(folder)
     federations = [prepare(experiment) for experiment in experiments]
     write_plan(folder, [federation.experiment for federation in federations])
     execute_all(federations, folder, means)
+    if on:
+        price_runs([folder], on, target, folder)
+
+
+def _listed(option: str, text: str, example: str) -> list[str]:
+    found = [name.strip() for name in text.split(",") if name.strip()]
+    if len(set(found)) != len(found) or not found:
+        raise ConfigError(f"{option} is {text!r}, expected different names such as {example}")
+    return found
 
 
 def _settings_by_method(names: list[str], pairs: list[tuple[str, str]]) -> dict[str, dict[str, str]]:

@@ -19,6 +19,7 @@ class ClientResult(NamedTuple):
     train_loss: float  # mean over the local steps
     nbits: int  # of the method's own parts, without headers and dense rest
     layers: dict[str, LayerReport]
+    seconds: float | None = None  # of its work, where the engine can tell one client's from another's
 
 
 class Lost(NamedTuple):

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -102,7 +103,7 @@ class SequentialEngine:
 
     def _train_one(self, w: Tensors, round_: int, client: int, memory: Tensors) -> ClientResult:
         federation, experiment = self.federation, self.federation.experiment
-        seed = experiment.seed
+        seed, start = experiment.seed, time.perf_counter()
         self._load(w)
         self.model.train()
         torch.manual_seed(stream_seed(seed, "model", round_, client))  # for models with dropout
@@ -126,14 +127,16 @@ class SequentialEngine:
                 optimizer.step()
                 loss_sum += loss.item()
             upload = local.finish()
+        packed = upload.to_bytes()
         return ClientResult(
             client=client,
-            upload=upload.to_bytes(),
+            upload=packed,
             memory={name: tensor.cpu() for name, tensor in upload.memory.items()},
             num_samples=len(federation.split[client]),
             train_loss=loss_sum / upload.num_steps,
             nbits=upload.payload.nbits,
             layers=upload.layers,
+            seconds=time.perf_counter() - start,
         )
 
     def evaluate(self, w: Tensors) -> Evaluation:

@@ -6,15 +6,9 @@ from itertools import accumulate
 from statistics import median
 from typing import Any, NamedTuple
 
-from fedbat.plots import Line, method_colors, zoom
+from fedbat.plots import Line, method_colors, run_styles, zoom
 from fedbat.report.holdings import Holdings
 from fedbat.report.runs import Group, Run
-
-# A method keeps its colour; its variants differ by these.
-_DASHES = (
-    *("solid", "2px,3px", "7px,3px", "7px,3px,2px,3px", "14px,3px", "14px,3px,2px,3px"),
-    *("2px,8px", "14px,3px,7px,3px", "7px,3px,2px,3px,2px,3px"),
-)
 
 
 class Style(NamedTuple):
@@ -35,12 +29,10 @@ def styles_of(groups: Sequence[Group]) -> dict[Run, Style]:
     colors = method_colors(sorted({run.config["method"] for group in groups for run in group.runs}))
     styles = {}
     for group in groups:
-        variants: dict[str, list[str]] = {}
-        for run in sorted(group.runs, key=lambda run: (len(run.changed), run.variant)):
-            known = variants.setdefault(run.config["method"], [])
-            if run.variant not in known:
-                known.append(run.variant)
-            styles[run] = Style(colors[run.config["method"]], _DASHES[known.index(run.variant) % len(_DASHES)])
+        found = run_styles({run.variant: run.config["method"] for run in group.runs}, colors)
+        for run in group.runs:
+            color, dash = found[run.variant]
+            styles[run] = Style(color, ",".join(f"{length}px" for length in dash) or "solid")
     return styles
 
 
@@ -64,7 +56,8 @@ def _curve(run: Run) -> dict[str, Any]:
     lines = run.record.lines
     return {
         "round": [line["round"] for line in lines],
-        "bytes": list(accumulate(run.record.uplink_bytes)),
+        "uplink": list(accumulate(run.record.uplink_bytes)),
+        "traffic": list(accumulate(run.record.traffic_bytes)),
         "accuracy": [round(100 * value, 4) for value in run.record.accuracy],
         "loss": [None if line["loss"] is None else float(f"{line['loss']:.4g}") for line in lines],
     }

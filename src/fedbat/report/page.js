@@ -6,7 +6,8 @@ const AXES = {
   accuracy: { title: { text: "accuracy, %" } },
   loss: { title: { text: "loss" }, type: "log", tickformat: "~g", nticks: 6 },
   round: { title: { text: "round" }, rangemode: "tozero" },
-  bytes: { title: { text: "bytes sent by all clients so far" }, type: "log", tickformat: "~s", nticks: 5 },
+  uplink: { title: { text: "bytes sent up by all clients so far" }, type: "log", tickformat: "~s", nticks: 5 },
+  traffic: { title: { text: "bytes sent up and down so far" }, type: "log", tickformat: "~s", nticks: 5 },
 };
 const FAMILY = getComputedStyle(document.body).fontFamily;
 const BASE = {
@@ -57,8 +58,8 @@ function drawCurves(chart, group) {
     visible: group.shown[index],
     x: curve[x],
     y: curve[y],
-    customdata: curve.round.map((round, i) => [round, size(curve.bytes[i])]),
-    hovertemplate: `<b>%{fullData.name}</b><br>${y} %{y${unit}<br>round %{customdata[0]}, %{customdata[1]} sent<extra></extra>`,
+    customdata: curve.round.map((round, i) => [round, size(curve.uplink[i]), size(curve.traffic[i])]),
+    hovertemplate: `<b>%{fullData.name}</b><br>${y} %{y${unit}<br>round %{customdata[0]}, %{customdata[1]} up, %{customdata[2]} in all<extra></extra>`,
     line: { color: curve.color, dash: curve.dash, width: 1.6 },
     marker: { color: curve.color, size: 5 },
   }));

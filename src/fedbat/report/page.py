@@ -13,14 +13,16 @@ from fedbat.errors import ConfigError
 from fedbat.provenance import package_version
 from fedbat.report.charts import Style, group_data, styles_of
 from fedbat.report.holdings import Holdings, holdings_of
-from fedbat.report.runs import Group, Run, as_text, flag, group_runs, split_of
+from fedbat.report.runs import Group, Run, as_text, flag, group_runs, title_of
 from fedbat.report.table import overview
 
 _CHARTS = (
     ("accuracy", "round", "Test accuracy by round"),
-    ("accuracy", "bytes", "Test accuracy by bytes sent"),
     ("loss", "round", "Test loss by round"),
-    ("loss", "bytes", "Test loss by bytes sent"),
+    ("accuracy", "uplink", "Test accuracy by bytes sent up"),
+    ("loss", "uplink", "Test loss by bytes sent up"),
+    ("accuracy", "traffic", "Test accuracy by bytes sent up and down"),
+    ("loss", "traffic", "Test loss by bytes sent up and down"),
 )
 _SHARED = (
     ("per_round", "{} clients a round"),
@@ -88,16 +90,12 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def _heading(group: Group) -> str:
-    return html.escape(f"{group.config['dataset']}, {split_of(group.config)}, {group.config['clients']:,} clients")
-
-
 def _contents(groups: Sequence[Group]) -> str:
     """Links to the groups, if there are several."""
     if len(groups) == 1:
         return ""
     links = (
-        f'<a href="#group-{number}">{_heading(group)}</a> <small>{_count(len(group.runs), "run")}</small>'
+        f'<a href="#group-{number}">{html.escape(title_of(group))}</a> <small>{_count(len(group.runs), "run")}</small>'
         for number, group in enumerate(groups)
     )
     return f"<nav><ul>{''.join(f'<li>{link}</li>' for link in links)}</ul></nav>"
@@ -120,7 +118,7 @@ def _section(
         clients, note = '<div class="chart clients"></div>', holdings.text
     return f"""
 <section id="group-{number}" data-group="{number}">
-<h2>{_heading(group)}</h2>
+<h2>{html.escape(title_of(group))}</h2>
 <p>{html.escape(", ".join(facts))}</p>
 <div class="switches">
 <span>{"".join(switches)}</span>

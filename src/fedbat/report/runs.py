@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedbat.downlink import FULL
 from fedbat.errors import DataError
 from fedbat.methods import METHODS
 from fedbat.reproduce.record import Record, load_record
@@ -15,7 +16,7 @@ from fedbat.settings import show
 from fedbat.storage import DRAFT
 
 SPLIT = ("dataset", "partition", "beta", "labels", "samples", "clients", "partition_seed")  # who holds what
-_NEVER_IN_A_LABEL = (*SPLIT, "method", "settings")
+_NEVER_IN_A_LABEL = (*SPLIT, "method", "settings", "down")  # the last three are in the variant
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +45,10 @@ class Run:
 
     @property
     def variant(self) -> str:
-        """The method and its changed settings: fedbat rho=2."""
-        return " ".join([self.config["method"], *(f"{name}={as_text(value)}" for name, value in self.changed.items())])
+        """The method, its changed settings and its downlink if it is not the usual one: fedbat rho=2 down=4."""
+        down = self.config.get("down", FULL)
+        changed = self.changed | ({} if down == FULL else {"down": down})
+        return " ".join([self.config["method"], *(f"{name}={as_text(value)}" for name, value in changed.items())])
 
     @property
     def device(self) -> str | None:
@@ -129,6 +132,11 @@ def split_of(config: Mapping[str, Any]) -> str:
     """How the data was dealt out: dirichlet beta=0.3."""
     used = (name for name in ("beta", "labels", "samples") if config.get(name) is not None)
     return " ".join([config["partition"], *(f"{name}={as_text(config[name])}" for name in used)])
+
+
+def title_of(group: Group) -> str:
+    """What all its runs are on."""
+    return f"{group.config['dataset']}, {split_of(group.config)}, {group.config['clients']:,} clients"
 
 
 def as_text(value: Any) -> str:

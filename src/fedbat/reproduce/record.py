@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+from fedbat.downlink import FULL
 from fedbat.errors import ConfigError, DataError
 from fedbat.experiment import Experiment
 from fedbat.reproduce.cells import configuration, identity, served
@@ -63,6 +64,25 @@ class Record:
     def uplink_bytes(self) -> list[int]:
         """By round, of all clients together."""
         return [line["uplink_bytes"] for line in self.lines]
+
+    @property
+    def traffic_bytes(self) -> list[int]:
+        """By round, up and down, of all clients together."""
+        return [line["uplink_bytes"] + line["downlink_bytes"] for line in self.lines]
+
+    @property
+    def total_bytes(self) -> float:
+        """Up and down, of a client and a round."""
+        return float(self.summary["uplink_bytes_per_client_round"] + self.summary["downlink_bytes_per_client_round"])
+
+    @property
+    def total_saving(self) -> float | None:
+        """Of that, against the model in float32 both ways; records from before few bits went down had it one way."""
+        if "total_saving" in self.summary:
+            return float(self.summary["total_saving"])
+        if self.summary["config"].get("down", FULL) != FULL:
+            return None
+        return float(2 * self.summary["downlink_bytes_per_client_round"] / self.total_bytes)
 
     @property
     def relative_error(self) -> list[float]:
@@ -167,6 +187,8 @@ def _cut_all(values: dict[str, Any]) -> dict[str, Any]:
 def _cut(value: Any) -> Any:
     if isinstance(value, dict):  # of a model tested beside the global one
         return _cut_all(value)
+    if isinstance(value, list):
+        return [_cut(item) for item in value]
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
 
 

@@ -1,0 +1,95 @@
+"""`fedbat price`, and what `fedbat compare --link` adds to a comparison."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedbat.cli.options import LINK, Target, console, new_table, say
+from fedbat.cli.report import Folders, readable_runs
+from fedbat.errors import ConfigError
+from fedbat.link import Link, mean_times, parse_link
+from fedbat.storage import write_text
+from fedbat.view import megabytes
+
+if TYPE_CHECKING:
+    from fedbat.report import PricedGroup
+
+
+def price(
+    runs: Folders,
+    link: Annotated[str, LINK],
+    target: Target = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for link.json and link.png. Default: none.", show_default=False)
+    ] = None,
+) -> None:
+    """Price recorded runs on a link: rounds, bytes and seconds until they reach an accuracy. Nothing is run again.
+
+    [bold]Examples[/]
+
+      fedbat price runs/demo --link up=10,down=50,latency=40
+
+      fedbat price results/fmnist --link up=2,down=10,compute=50x --target 0.88 --out slow
+
+      fedbat price runs/demo --link rates.csv,compute=30
+    """
+    check_target(target, link)
+    if out is not None and out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out} is a file, expected a folder; name another")
+    price_runs(runs, parse_link(link), target, out)
+
+
+def check_target(target: float | None, link: str | None) -> None:
+    """An accuracy, and a link to reach it on."""
+    if target is not None and link is None:
+        raise ConfigError(f"--target is {target} but there is no --link to reach it on; add --link up=10,down=50")
+    if target is not None and not 0 < target <= 1:
+        raise ConfigError(f"--target is {target}, expected an accuracy above 0 and up to 1, such as 0.85")
+
+
+def price_runs(folders: Sequence[Path], link: Link, target: float | None, out: Path | None) -> None:
+    """Tables on the terminal; in the folder `out` also a file and a picture."""
+    from fedbat.plots import LinkCurve, LinkRow, draw_link
+    from fedbat.report import group_runs, price_group, title_of
+
+    groups = [price_group(group, link, target) for group in group_runs(readable_runs(folders))]
+    for priced in groups:
+        _print(priced, title_of(priced.group), link, target is None)
+    if out is None:
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    rows = [
+        LinkRow(
+            title_of(priced.group),
+            priced.target,
+            {p.label: LinkCurve(p.run.config["method"], p.run.record.accuracy, p.times) for p in priced.runs},
+        )
+        for priced in groups
+    ]
+    draw_link(rows, str(link), out / "link.png")
+    told = {"link": str(link), "groups": [priced.as_json() for priced in groups]}
+    write_text(out / "link.json", json.dumps(told, indent=2) + "\n")
+    say(f"on the link: {out / 'link.json'}, picture in {out / 'link.png'}")
+
+
+def _print(priced: "PricedGroup", title: str, link: Link, usual: bool) -> None:
+    """Rounds, traffic and seconds are those to the target; the rest is the mean round."""
+    why = " (99 % of the lowest best; --target sets another)" if usual else ""
+    say(f"\n{title}: {link}")
+    say(f"to {100 * priced.target:.2f} % accuracy{why}; then the seconds of a mean round")
+    table = new_table("run", "rounds", "traffic", "time", "a round", "down", "computing", "up")
+    for run in priced.runs:
+        times, costs = mean_times(run.times), run.costs
+        reached = (str(costs.rounds), megabytes(costs.num_bytes), _seconds(costs.seconds)) if costs else ("–",) * 3
+        parts = (times.total, times.down, times.computing, times.up)
+        table.add_row(run.label, *reached, *(f"{part:.3g}" for part in parts))
+    console.print(table)
+    for how in dict.fromkeys(run.computing for run in priced.runs) if link.seconds is None else ():
+        say(f"computing: {how}; compute=10x or compute=SECONDS stands for clients that are slower")
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"

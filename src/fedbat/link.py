@@ -1,0 +1,209 @@
+"""What recorded rounds take on a link, by a plain model: the server waits for everyone, then works itself.
+
+    round = max over its clients (latency + 8 down / rate + computing + 8 up / rate) + server
+
+down, up   the client's bytes in that round, as they were packed; a Mbit is 10^6 bits
+latency    there and back, once a round
+computing  the client's seconds as they were measured, times a factor; or as many as were asked for
+server     seconds to unpack and add the uploads and to pack what goes down next, as they were measured
+
+Records that do not tell clients apart (older ones, and seconds on a GPU that trains them side by side) are shared out
+equally: bytes round by round, seconds by the median round. A client that was lost is not waited for. All clients load
+and send at once, each at its own rate: the server's line is taken to be wide enough.
+"""
+
+import csv
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from fedbat.errors import ConfigError
+
+_FORM = "up=10,down=50 (Mbit/s), with latency=40 (ms) and compute=10x (or seconds) if wanted, or a .csv file of rates"
+_NAMES = ("up", "down", "latency", "compute", "file")
+_COLUMNS = ["client", "up", "down", "latency"]
+
+Lines = Sequence[Mapping[str, Any]]  # of rounds.jsonl
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A client's connection."""
+
+    up: float  # Mbit/s
+    down: float
+    latency: float = 0.0  # ms, there and back
+
+    def __post_init__(self) -> None:
+        for name in ("up", "down"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name):g}, expected more than 0 Mbit/s")
+        if not 0 <= self.latency < math.inf:
+            raise ConfigError(f"latency is {self.latency:g}, expected milliseconds, 0 or more")
+
+
+@dataclass(frozen=True)
+class Link:
+    """How clients are connected, and how fast they compute."""
+
+    usual: Rate | None = None
+    clients: Mapping[int, Rate] = field(default_factory=dict)  # those that differ
+    factor: float = 1.0  # by which a client computes longer than was measured
+    seconds: float | None = None  # of computing for every client, instead of what was measured
+
+    def __post_init__(self) -> None:
+        for value in (self.factor, self.seconds or 0.0):
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"compute is {value:g}, expected 0 or more: 10x as measured, or 30 seconds")
+
+    def rate(self, client: int) -> Rate:
+        """Of one client."""
+        found = self.clients.get(client, self.usual)
+        if found is None:
+            raise ConfigError(f"--link has no rates for client {client}; add its line, or up= and down= for all others")
+        return found
+
+    def check(self, num_clients: int) -> None:
+        """Whether all of so many clients have a rate."""
+        for client in range(num_clients):
+            self.rate(client)
+
+    def __str__(self) -> str:
+        parts = [f"{len(self.clients)} clients with rates of their own"] if self.clients else []
+        if self.usual:
+            rest = "all others " if self.clients else ""
+            parts.append(f"{rest}{self.usual.up:g} Mbit/s up, {self.usual.down:g} down")
+            parts += [f"latency {self.usual.latency:g} ms"] if self.usual.latency else []
+        asked = f"{self.factor:g}x as measured" if self.seconds is None else f"{self.seconds:g} s a round"
+        return ", ".join([*parts, f"computing {asked}"])
+
+
+class Times(NamedTuple):
+    """The seconds of one round: of its slowest client, then of the server."""
+
+    latency: float
+    down: float
+    computing: float
+    up: float
+    server: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return sum(self)
+
+
+class Costs(NamedTuple):
+    """What it took to get somewhere."""
+
+    rounds: int
+    num_bytes: int  # up and down, of all clients together
+    seconds: float
+
+
+def price(lines: Lines, link: Link) -> list[Times]:
+    """Round by round."""
+    usual = median((line["seconds"] - line.get("server_seconds", 0.0)) / len(_finished(line)) for line in lines)
+    return [_round(line, link, usual) for line in lines]
+
+
+def costs_to(target: float, lines: Lines, times: Sequence[Times]) -> Costs | None:
+    """Up to and with the first round that has the target accuracy; None if there is none."""
+    reached = next((n for n, line in enumerate(lines, start=1) if line["accuracy"] >= target), None)
+    if reached is None:
+        return None
+    num_bytes = sum(line["uplink_bytes"] + line["downlink_bytes"] for line in lines[:reached])
+    return Costs(reached, num_bytes, sum(round_.total for round_ in times[:reached]))
+
+
+def mean_times(times: Sequence[Times]) -> Times:
+    """Of a round."""
+    return Times(*(sum(column) / len(times) for column in zip(*times, strict=True)))
+
+
+def is_measured(lines: Lines) -> bool:
+    """Whether computing was measured client by client."""
+    return all(work.seconds is not None for line in lines for work in _finished(line))
+
+
+def _round(line: Mapping[str, Any], link: Link, usual_seconds: float) -> Times:
+    waits = []
+    for work in _finished(line):
+        rate, seconds = link.rate(work.client), link.seconds
+        if seconds is None:
+            seconds = link.factor * (usual_seconds if work.seconds is None else work.seconds)
+        waits.append(Times(rate.latency / 1e3, _transfer(work.down, rate.down), seconds, _transfer(work.up, rate.up)))
+    return max(waits, key=lambda wait: wait.total)._replace(server=line.get("server_seconds", 0.0))
+
+
+def _transfer(num_bytes: float, rate: float) -> float:
+    return 8 * num_bytes / (1e6 * rate)
+
+
+class _Work(NamedTuple):
+    """What a round was for one client."""
+
+    client: int
+    down: float  # bytes
+    up: float
+    seconds: float | None
+
+
+def _finished(line: Mapping[str, Any]) -> list[_Work]:
+    """Of the clients that were not lost."""
+    clients, lost = line["clients"], line.get("lost") or {}
+    num = len(clients)
+    down = line.get("downloads") or [line["downlink_bytes"] / num] * num
+    up = line.get("uploads") or [line["uplink_bytes"] / (num - len(lost))] * num
+    seconds = line.get("client_seconds") or [None] * num
+    found = (_Work(*each) for each in zip(clients, down, up, seconds, strict=True))
+    return [work for work in found if str(work.client) not in lost]
+
+
+def usual_target(bests: Iterable[float]) -> float:
+    """What every run reaches: 99 % of the lowest of their best accuracies."""
+    return 0.99 * min(bests)
+
+
+def parse_link(text: str) -> Link:
+    """From "up=10,down=50,latency=40,compute=10x". With a file of per-client rates, up and down are all others'."""
+    given: dict[str, str] = {}
+    for item in (item.strip() for item in text.split(",")):
+        name, value = item.split("=", 1) if "=" in item else ("file", item)
+        if name not in _NAMES or name in given or not value:
+            raise ConfigError(f"--link {text}: got {item!r}, expected {_FORM}")
+        given[name] = value
+    clients = _read_rates(Path(given.pop("file"))) if "file" in given else {}
+    computing = given.pop("compute", "1x")
+    try:
+        usual = Rate(**{name: float(value) for name, value in given.items()}) if given or not clients else None
+        if computing.endswith("x"):
+            return Link(usual, clients, factor=float(computing[:-1]))
+        return Link(usual, clients, seconds=float(computing.removesuffix("s")))
+    except (ValueError, TypeError):  # not a number; only one of up and down
+        raise ConfigError(f"--link is {text!r}, expected {_FORM}") from None
+
+
+def _read_rates(path: Path) -> dict[int, Rate]:
+    """A CSV file with a line for each client."""
+    try:
+        with path.open(newline="") as file:
+            names, *rows = list(csv.reader(file, skipinitialspace=True)) or [[]]
+    except (OSError, UnicodeDecodeError, csv.Error):
+        raise ConfigError(f"--link: {str(path)!r} is no file that can be read; expected {_FORM}") from None
+    if names not in (_COLUMNS, _COLUMNS[:3]):
+        raise ConfigError(f"--link {path} begins with {','.join(names)!r}, expected client,up,down or also latency")
+    rates: dict[int, Rate] = {}
+    for number, row in enumerate(rows, start=2):
+        try:
+            client, rate = int(row[0]), Rate(*map(float, row[1:]))
+            if len(row) != len(names) or client in rates:
+                raise ValueError
+        except (ValueError, TypeError, IndexError, ConfigError):
+            expected = f"a client that had no line yet, then numbers above 0 for {', '.join(names[1:])}"
+            raise ConfigError(f"--link {path}, line {number}: got {','.join(row)!r}, expected {expected}") from None
+        rates[client] = rate
+    return rates

@@ -1,0 +1,65 @@
+"""What the runs of a group take on a link until they reach an accuracy that is the same for all of them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fedbat.link import Costs, Link, Times, costs_to, is_measured, mean_times, price, usual_target
+from fedbat.report.runs import Group, Run, title_of
+
+
+@dataclass(frozen=True, eq=False)
+class Priced:
+    """One run on a link."""
+
+    run: Run
+    label: str
+    times: list[Times]  # of each round
+    costs: Costs | None  # to the target, if it was reached
+
+    @property
+    def computing(self) -> str:
+        """Where the seconds of a client's computing are from."""
+        measured = is_measured(self.run.record.lines)
+        how = "measured client by client" if measured else "an equal share of the median round"
+        return f"{how} on {self.run.device or 'an unknown machine'}"
+
+    def as_json(self) -> dict[str, Any]:
+        """For a file."""
+        to_target = self.costs._asdict() if self.costs else None
+        return {
+            "run": self.label,
+            "recorded_in": self.run.name,
+            "best_accuracy": self.run.record.best / 100,
+            "total_bytes_per_client_round": self.run.record.total_bytes,
+            "to_target": to_target,
+            "seconds_of_mean_round": mean_times(self.times)._asdict(),
+            "computing": self.computing,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class PricedGroup:
+    """Runs on the same clients and the same link."""
+
+    group: Group
+    target: float
+    runs: list[Priced]
+
+    def as_json(self) -> dict[str, Any]:
+        """For a file."""
+        runs = [priced.as_json() for priced in self.runs]
+        return {"group": title_of(self.group), "target": self.target, "runs": runs}
+
+
+def price_group(group: Group, link: Link, target: float | None = None) -> PricedGroup:
+    """By default the target is what every run reaches."""
+    if target is None:
+        target = usual_target(run.record.best / 100 for run in group.runs)
+    return PricedGroup(group, target, list(_priced(group, link, target)))
+
+
+def _priced(group: Group, link: Link, target: float) -> Iterable[Priced]:
+    for run, label in zip(group.runs, group.labels, strict=True):
+        times = price(run.record.lines, link)
+        yield Priced(run, label, times, costs_to(target, run.record.lines, times))
