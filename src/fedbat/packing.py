@@ -48,6 +48,13 @@ def signs_of_byte() -> npt.NDArray[np.float32]:
     return bits.astype(np.float32) * 2 - 1
 
 
+def sent_to(device: torch.device, tensor: Tensor) -> Tensor:
+    """The tensor on a device; a GPU is not waited for, however busy it is."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
 def add_signs(total: Tensor, packed: Tensor, scale: float) -> None:
     """total += scale * (+1 or -1), in place, `total` flat.
 

@@ -59,7 +59,7 @@ class Part(ABC):
 
     def add_to(self, total: Tensor, weight: float) -> None:
         """total += weight * unpack(), in place; `total` is flat and may lie on another device."""
-        total.add_(self.unpack().to(total.device), alpha=weight)
+        total.add_(packing.sent_to(total.device, self.unpack()), alpha=weight)
 
     @abstractmethod
     def record(self) -> Record:
@@ -178,7 +178,7 @@ class Signs(Part):
         return values
 
     def add_to(self, total: Tensor, weight: float) -> None:
-        packing.add_signs(total, self.packed.to(total.device), float(self.scale * weight))
+        packing.add_signs(total, packing.sent_to(total.device, self.packed), float(self.scale * weight))
 
     def record(self) -> Record:
         """The word is the step size."""
