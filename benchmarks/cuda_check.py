@@ -166,7 +166,7 @@ def ratio() -> list[dict]:
         seconds, peaks = {}, {}
         for _ in range(2):
             for method, settings in (("fedavg", {}), ("fedbat", {"phi": "0"})):
-                row = run("fmnist", method, "iid", precision, 8, settings=settings)
+                row = run("fmnist", method, "iid", precision, 20, settings=settings)
                 seconds.setdefault(method, []).append(row["median_round"])
                 peaks[method] = row["peak_MiB"]
         share = min(seconds["fedbat"]) / min(seconds["fedavg"])
