@@ -130,7 +130,7 @@ def test_warm_up_is_plain_training_bit_for_bit():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with begin(FedBAT(phi=1), model, optimizer, len(batches)) as local:
         run(model, optimizer, batches)
-        trained = {k: p.clone() for k, p in model.named_parameters()} | local._latent
+        trained = {k: x.clone() for k, x in local._live.items()}
         local.finish()
     run(plain, torch.optim.SGD(plain.parameters(), lr=0.1), batches)
     for name, parameter in plain.named_parameters():
@@ -501,7 +501,7 @@ def test_weight_decay_acts_on_the_weights():
         for p in model.parameters():
             p.grad = torch.zeros_like(p)
         optimizer.step()
-    torch.testing.assert_close(local._latent["3.weight"], start * 0.95**3)
+    torch.testing.assert_close(local._live["3.weight"], start * 0.95**3)
     local.finish()
 
 

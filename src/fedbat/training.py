@@ -89,8 +89,8 @@ class LocalTraining:
         self.method, self.layout, self.context = method, layout or layout_of(model), context
         self.memory = memory or {}
         self.step = Step(0, num_steps)
-        # What lies where: `_start` and `_w` what was received (w), `_latent` w + m while the parameters' own memory,
-        # `_live`, holds what the method computes with (w + S); the parameters point at one of the last two.
+        # What lies where: `_start` and `_w` what was received (w), the parameters' own memory `_live` w + m; while a
+        # method computes with something else (w + S), the parameters point at that.
         self._live = tensors_of(model, self.layout)
         self._start = {name: tensor.clone() for name, tensor in self._live.items()}
         names = [entry.name for entry in self.layout.compressed]
@@ -98,7 +98,6 @@ class LocalTraining:
         self._parameters = {name: p for name, p in model.named_parameters() if name in self._w}
         self._noise = noise or UniformNoise(secrets.randbits(63), "local", device=_device(self._live))
         self._local = Local({}, {k: nn.Parameter(x) for k, x in method.learnables(self._w).items()})
-        self._latent: Tensors = {}  # w + m while the parameters hold something else
         self._seen: Forward | None = None
         self._u: Tensors = {}
         self._optimizer = optimizer
@@ -147,7 +146,6 @@ class LocalTraining:
         """Unhook, so that model and optimizer are the user's own again; without `finish`, the model holds w + m."""
         if self._handles:
             self._release()
-            self._restore_latent()
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         will_alter = self.method.alters_forward(Step(self.step.total, self.step.total))
@@ -160,10 +158,9 @@ class LocalTraining:
             return
         grad = {name: wide(p.grad) for name, p in self._parameters.items() if p.grad is not None}
         grads, learned = self.method.pull_back(self._w, self._local, self._u, self._seen, grad)
-        for name, parameter in self._parameters.items():
-            parameter.data = self._latent[name]
-            if name in grads:
-                parameter.grad = grads[name].to(parameter.dtype)
+        self._point_at_live()
+        for name, value in grads.items():
+            self._parameters[name].grad = value.to(self._live[name].dtype)
         for name, value in self._local.learned.items():
             value.grad = learned.get(name)
         self._local.last, self._local.update, self._u = self._seen, {}, {}  # room for those of the next step
@@ -175,12 +172,9 @@ class LocalTraining:
     @torch.no_grad()
     def _put_values_in(self) -> None:
         """Let the parameters hold what the method wants the next forward pass to compute with."""
+        self._seen = None
         if not self._w or not self.method.alters_forward(self.step):
-            if self._seen is not None:
-                self._restore_latent()
             return
-        if not self._latent:  # from now on w + m needs a place of its own
-            self._latent = {name: p.detach().clone() for name, p in self._parameters.items()}
         self._local.update = self._update()
         if self.method.needs_progress:
             share = self.step.index / self.step.total
@@ -188,23 +182,13 @@ class LocalTraining:
         self._local.fixed = self.method.prepare(self._w, self._local)
         self._u = self._noise(self._w) if self.method.noisy_forward else {}
         self._seen = self.method.forward(self._w, self._local, self._u)
-        self._point_at_live()
         for name, weights in self._seen.weights.items():
-            self._live[name].copy_(weights)
-        self._seen = replace(self._seen, weights={})  # they lie in the model now
-
-    @torch.no_grad()
-    def _restore_latent(self) -> None:
-        """Let the parameters hold w + m again."""
-        self._point_at_live()
-        for name, latent in self._latent.items():
-            self._live[name].copy_(latent)
-        self._latent, self._seen = {}, None
+            self._parameters[name].data = weights.to(self._live[name].dtype)
+        self._seen = replace(self._seen, weights={})  # the parameters hold them now
 
     def _update(self) -> Tensors:
         """m: where training stands minus where it started."""
-        trained = self._latent or self._live
-        return {name: wide(trained[name]) - start for name, start in self._w.items()}
+        return {name: wide(self._live[name]) - start for name, start in self._w.items()}
 
     def _point_at_live(self) -> None:
         for name, parameter in self._parameters.items():
