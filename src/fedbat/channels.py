@@ -32,8 +32,8 @@ class Channels(Part):
         A scale that makes the largest weight fit, as with many bits, would waste levels on a few outliers.
         """
         channels = x.shape[0] if x.dim() > 1 else 1
-        rows = x.detach().float().cpu().reshape(channels, -1)
-        levels = unit_levels(width)
+        rows = x.detach().float().reshape(channels, -1)
+        levels = unit_levels(width).to(x.device)
         edges = (levels[1:] + levels[:-1]) / 2
         if width > _FEW:
             scales = rows.abs().amax(1)
@@ -53,8 +53,8 @@ class Channels(Part):
         return self.width * self.numel + 32 * self.scales.numel()
 
     def unpack(self) -> Tensor:
-        rows = unit_levels(self.width)[self.codes.int().cpu()].view(self.scales.numel(), -1)
-        return (rows * self.scales.cpu()[:, None]).reshape(-1)
+        rows = unit_levels(self.width).to(self.codes.device)[self.codes.int()].view(self.scales.numel(), -1)
+        return (rows * self.scales[:, None]).reshape(-1)
 
     def record(self) -> Record:
         """The parameter is the width, the word the number of channels."""

@@ -6,7 +6,7 @@ lost.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from fedbat.channels import WIDTHS, Channels
 from fedbat.errors import ConfigError
@@ -27,6 +27,8 @@ class Public(NamedTuple):
 
 class Whole:
     """The model as it is."""
+
+    anywhere: ClassVar[bool] = True  # whether the true model may wait on any device, or must on the CPU
 
     def publish(self, layout: Layout, w: Tensors, before: Public | None, version: int) -> Public:
         """The public model after `version` rounds; `before` is the one before the last of them."""
@@ -53,6 +55,8 @@ class Follow(Whole):
     """For clients that keep what they have: all hold one public model, train from it, and hear after each round by how
     much it moves (fedbat.following).
     """
+
+    anywhere: ClassVar[bool] = False  # hashes are of bytes
 
     def publish(self, layout: Layout, w: Tensors, before: Public | None, version: int) -> Public:
         """The first public model is the true one."""

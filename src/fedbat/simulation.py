@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from fedbat.downlink import DOWNLINKS, FULL, Public
+from fedbat.downlink import DOWNLINKS, Public
 from fedbat.engine.base import ClientResult, Engine, Evaluation, Lost
 from fedbat.errors import MethodError, WireError
 from fedbat.experiment import Federation
@@ -79,7 +79,7 @@ def rounds(
     experiment, layout = federation.experiment, federation.layout
     assert experiment.rounds is not None
     downlink = DOWNLINKS[experiment.down]
-    if experiment.down == FULL:  # all others look at every weight on the CPU
+    if downlink.anywhere:
         state = state._replace(w=_at(engine.home, state.w), average=_at(engine.home, state.average))
     public = state.public or downlink.publish(layout, state.w, None, first)
     for index in range(first, experiment.rounds):
