@@ -124,6 +124,21 @@ def layer_normed():
     return nn.Sequential(nn.Linear(12, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 3)).double()
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("method", [FedBAT(phi=0), make_method("zerofl"), make_method("bifl"), make_method("fedmrn")])
+def test_parameters_keep_their_memory_format(method, memory_format, channels):
+    """A convolution of one channel looks at strides that address nothing, and is half as fast with the wrong ones."""
+    model = nn.Conv2d(channels, 4, 3).to(memory_format=memory_format)
+    strides, optimizer = model.weight.stride(), torch.optim.SGD(model.parameters(), lr=0.1)
+    with begin(method, model, optimizer, 2):
+        for _ in range(2):
+            assert model.weight.stride() == strides
+            model(torch.randn(2, channels, 5, 5)).sum().backward()
+            optimizer.step()
+    assert model.weight.stride() == strides
+
+
 def test_warm_up_is_plain_training_bit_for_bit():
     batches = some_batches(6)
     model, plain = mlp(), mlp()

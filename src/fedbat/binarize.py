@@ -134,7 +134,13 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
 
 def _in_storage_order(x: Tensor, like: Tensor) -> Tensor:
     """`x` flat in the order in which `like` lies in memory: no copy for channels_last tensors."""
+    if x.stride() == like.stride() and x.is_contiguous(memory_format=_format_of(x)):
+        return x.as_strided((x.numel(),), (1,))
     return x.permute(sorted(range(x.dim()), key=like.stride, reverse=True)).reshape(-1)
+
+
+def _format_of(x: Tensor) -> torch.memory_format:
+    return torch.channels_last if x.dim() == 4 and x.stride(1) == 1 else torch.contiguous_format
 
 
 def _cell(m: Tensor, alpha: Tensor, u: Tensor, bits: int) -> Tensor:

@@ -183,7 +183,7 @@ class LocalTraining:
         self._u = self._noise(self._w) if self.method.noisy_forward else {}
         self._seen = self.method.forward(self._w, self._local, self._u)
         for name, weights in self._seen.weights.items():
-            self._parameters[name].data = weights.to(self._live[name].dtype)
+            self._parameters[name].data = _laid_out(weights, self._live[name])
         self._seen = replace(self._seen, weights={})  # the parameters hold them now
 
     def _update(self) -> Tensors:
@@ -244,6 +244,18 @@ def layer_reports(parts: Mapping[str, Part], figures: Tensor) -> dict[str, Layer
 def wide(tensor: Tensor) -> Tensor:
     """At least float32, in which updates are encoded; weights kept in half precision still train in theirs."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def _laid_out(x: Tensor, like: Tensor) -> Tensor:
+    """x in the type and with the strides of `like`.
+
+    Layers choose their memory format by strides, even by those of dimensions of size 1, which address nothing.
+    """
+    x = x.to(like.dtype)
+    if x.stride() == like.stride():
+        return x
+    same = all(a == b for a, b, size in zip(x.stride(), like.stride(), x.shape, strict=True) if size > 1)
+    return x.as_strided(like.shape, like.stride()) if same else torch.empty_like(like).copy_(x)
 
 
 def _device(tensors: Tensors) -> torch.device:
