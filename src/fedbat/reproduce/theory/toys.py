@@ -85,9 +85,9 @@ class Ripples:
         return 1 - 4 * self.height * torch.cos(2 * w[..., None, :] + self.c).mean(-2)
 
     def mean_minimum(self) -> float:
-        """mean_k F_k* = F* - Gamma; every coordinate stands alone, so a grid finds it."""
-        grid = torch.linspace(-6, 6, 2401, dtype=self.c.dtype)[:, None, None]
-        return float(self._terms(grid).amin(0).mean(0).sum())
+        """mean_k F_k* = F* - Gamma; every coordinate stands alone and is found on a grid: |w - c| <= 2 height there."""
+        grid = 2 * self.height * torch.linspace(-1, 1, 2001, dtype=self.c.dtype)[:, None, None]
+        return float(self._terms(self.c + grid).amin(0).mean(0).sum())
 
     def _terms(self, x: Tensor) -> Tensor:
         return (x - self.c) ** 2 / 2 + self.height * torch.cos(2 * x + self.c)
