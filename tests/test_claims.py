@@ -327,7 +327,7 @@ def test_rounds_to_the_lower_of_two_bests():
 def test_every_claim_names_cells_that_experiment_files_have():
     for shelf in (SHELF, Shelf(load_book(EXPERIMENTS, "text"))):
         for a_claim in CLAIMS:
-            cases = a_claim.cases(shelf)
+            cases = a_claim.cases(shelf) + [a_claim.trial_cases(shelf)] * (a_claim.trials is not None)
             assert bool(cases) != bool(a_claim.tests), a_claim.id
             assert all(cell for cell in cases)
 

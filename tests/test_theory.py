@@ -6,11 +6,12 @@ rates are tested as slopes and, on quadratics, the constant is tested two-sided 
 
 import copy
 import math
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from random import Random
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -24,13 +25,18 @@ from fedbat.method import Forward, Method
 from fedbat.methods.fedavg import FedAvg
 from fedbat.methods.fedbat import FedBAT
 from fedbat.methods.stoc_signsgd import StocSignSGD
+from fedbat.reproduce import load_book
+from fedbat.reproduce.theory import toys
+from fedbat.reproduce.theory.record import run_trial
+from fedbat.reproduce.theory.theorems import b_of_theorem_2
+from fedbat.reproduce.theory.trials import StronglyConvex
 from fedbat.server import Aggregator
 from fedbat.streams import UniformNoise
 from fedbat.training import begin
 from fedbat.wire import Payload
-from tests.reference import quadratics as toys
+from tests.reference import quadratics
 
-NUM_CLIENTS, D, TAU, NUM_SEEDS, NUM_ROUNDS = 10, 20, 5, 20, 4000
+NUM_CLIENTS = 10
 
 
 def generator(seed):
@@ -120,21 +126,14 @@ def test_sampled_and_binarized_mean(num_sampled, rng):
         assert abs(float(squares.mean()) - float(expected.sum())) < tolerance
 
 
-# The theorems' constants, for floats and for fractions
+# The theorems' constants, for fractions
 
 
-def bound_of_theorem_1(p, *, smoothness, sigma2, heterogeneity, g2, q2, tau):
+def b_of_theorem_1(p, *, smoothness, sigma2, heterogeneity, g2, q2, tau):
     """B of Theorem 1; sigma2, g2 and q2 are squares."""
     squares = sum(x * x for x in p)
     drift = 8 * (1 + q2) * (tau - 1) ** 2 * g2
     return squares * sigma2 + 6 * smoothness * heterogeneity + drift + 4 * squares * q2 * tau**2 * g2
-
-
-def bound_of_theorem_2(n, k, *, smoothness, sigma2, heterogeneity, g2, q2, tau):
-    """B of Theorem 2."""
-    drift = 8 * (1 + q2) * (tau - 1) ** 2 * g2
-    heard = (q2 * (n - 1) + n - k) / (k * (n - 1))
-    return sigma2 / n + 6 * smoothness * heterogeneity + drift + 4 * heard * tau**2 * g2
 
 
 def test_theorem_2_contains_theorem_1_and_fedavg():
@@ -146,196 +145,125 @@ def test_theorem_2_contains_theorem_1_and_fedavg():
             Fraction(draw.randint(0, 10**6), draw.randint(1, 10**6)) for _ in range(5)
         )
         others = dict(smoothness=smoothness, sigma2=sigma2, heterogeneity=heterogeneity, g2=g2, tau=tau)
-        full = bound_of_theorem_1([Fraction(1, n)] * n, q2=q2, **others)
-        assert bound_of_theorem_2(Fraction(n), n, q2=q2, **others) == full
-        assert full - bound_of_theorem_1([Fraction(1, n)] * n, q2=Fraction(0), **others) == (
+        full = b_of_theorem_1([Fraction(1, n)] * n, q2=q2, **others)
+        assert b_of_theorem_2(Fraction(n), n, q2=q2, **others) == full
+        assert full - b_of_theorem_1([Fraction(1, n)] * n, q2=Fraction(0), **others) == (
             8 * q2 * (tau - 1) ** 2 * g2 + 4 * q2 / n * tau**2 * g2
         )
         k = draw.randint(1, n)
         fedavg = sigma2 / n + 6 * smoothness * heterogeneity + 8 * (tau - 1) ** 2 * g2
         fedavg += Fraction(n - k, n - 1) * Fraction(4, k) * tau**2 * g2
-        assert bound_of_theorem_2(Fraction(n), k, q2=Fraction(0), **others) == fedavg
-        partial = bound_of_theorem_2(Fraction(n), k, q2=q2, **others)
+        assert b_of_theorem_2(Fraction(n), k, q2=Fraction(0), **others) == fedavg
+        partial = b_of_theorem_2(Fraction(n), k, q2=q2, **others)
         assert partial > full or k == n or g2 == 0
 
 
 # Theorems 1 and 2: strongly convex, eta_t = 2 / (mu (gamma + t)) (checks 10 and 11)
 
 
-PROBLEM = toys.some_quadratics(0, num_clients=NUM_CLIENTS, d=D, spread=1.2)
-MU, SMOOTHNESS = PROBLEM.mu, PROBLEM.smoothness  # 1 and 4
-GAMMA = max(8 * SMOOTHNESS / MU, TAU) - 1
-
-
-def learning_rate(t):
-    return 2 / (MU * (GAMMA + t))
-
-
-class Constants:
-    """Measured G^2 = max E||gradient||^2 over clients and steps, and q^2 = max over updates."""
-
-    def __init__(self):
-        self.g2 = self.q2 = 0.0
-
-    def watch(self, index, round_):
-        """All of the first rounds, where gradients are largest, then one in 20."""
-        if index >= 20 and index % 20:
-            return
-        m = torch.stack(round_.updates[1:])
-        self.g2 = max(self.g2, float((torch.stack(round_.gradients) ** 2).sum(-1).mean(1).max()))
-        self.q2 = max(self.q2, float((D * toys.inf_norm(m)[..., 0] ** 2 / (m**2).sum(-1)).max()) - 1)
-
-
-class Curve(NamedTuple):
-    """A run of all seeds."""
-
-    gaps: np.ndarray  # [rounds, seeds]
-    constants: Constants
-
-    @property
-    def times(self):
-        """gamma + t; training starts with w_1, so round r ends with w_(1 + r tau)."""
-        return GAMMA + 1 + TAU * np.arange(1, len(self.gaps) + 1)
-
-    def level(self, t):
-        """(gamma + t) gap of every seed, averaged over the octave that ends at t: its neighbours are correlated."""
-        octave = slice(t // TAU // 2, t // TAU)
-        return (self.times[octave, None] * self.gaps[octave]).mean(0)
+TRIALS = {
+    (trial.problem, trial.sampled, trial.compress): trial
+    for trial in load_book(Path(__file__).parent.parent / "experiments").tables["theory"].trials
+}
 
 
 @cache
-def curve(num_sampled, compress=toys.unbiased_binarization):
-    gaps, constants = [], Constants()
-    rounds = toys.train(
-        PROBLEM,
-        learning_rate,
-        w=torch.zeros(NUM_SEEDS, D, dtype=torch.float64),
-        tau=TAU,
-        num_rounds=NUM_ROUNDS,
-        num_sampled=num_sampled,
-        rng=generator(num_sampled),
-        compress=compress,
-    )
-    for index, round_ in enumerate(rounds):
-        gaps.append(PROBLEM.gap(round_.w))
-        constants.watch(index, round_)
-    return Curve(torch.stack(gaps).numpy(), constants)
+def trial_of(problem, sampled, compress="binarization"):
+    """The trial of experiments/theory.toml, run here; its record holds what another machine gave."""
+    return run_trial(TRIALS[problem, sampled, compress])
 
 
-def slope(times, gaps):
-    """Of log gap against log(gamma + t) for t > 1000, at times evenly spaced in log t."""
-    at = np.unique(np.geomspace(1000 // TAU, len(gaps) - 1, 60).astype(int))
-    return np.polyfit(np.log(times[at]), np.log(gaps[at]), 1)[0]
-
-
-def bootstrap_error(curves, statistic):
-    """Of statistic(mean over seeds), by resampling the seeds; curves is [points, seeds]."""
-    num_seeds = curves.shape[1]
-    resampled = np.random.default_rng(0).multinomial(num_seeds, [1 / num_seeds] * num_seeds, size=400) / num_seeds
-    return np.std([statistic(curves @ weights) for weights in resampled])
+def standard_error(estimate):
+    return estimate.spread.std / math.sqrt(estimate.seeds)
 
 
 @pytest.mark.parametrize("num_sampled", [10, 4])
 def test_rate_is_one_over_t(num_sampled):
     """Theorem 1 (K = N) and 2: slope -1, and (gamma + t) gap is the same at 2e3 and 2e4.
 
-    The standard errors, from resampled seeds, are 0.03 and (of the ratio's logarithm) 0.07: the bands are about five
-    of them to either side.
+    The standard errors between runs are 0.03 and (of the ratio's logarithm) 0.07: the bands are about five of them to
+    either side.
     """
-    found = curve(num_sampled)
-    rate, error = slope(found.times, found.gaps.mean(1)), bootstrap_error(found.gaps, lambda g: slope(found.times, g))
-    assert -1.15 < rate < -0.85
-    assert abs(rate + 1) < 5 * error < 0.2
-    early, late = found.level(2_000), found.level(20_000)
-    assert 0.7 < early.mean() / late.mean() < 1.4
+    found = trial_of("quadratics", num_sampled)
+    rate = found.slope()
+    assert -1.15 < rate.value < -0.85
+    assert abs(rate.value + 1) < 5 * standard_error(rate) < 0.2
+    assert 0.7 < found.constant(until=2_000).value / found.constant().value < 1.4
 
 
 @pytest.mark.parametrize("num_sampled", [10, 4])
 def test_gap_is_below_the_bound(num_sampled):
     """Weak (see the top of the file), but it is what the theorems say; G and q are measured."""
-    found = curve(num_sampled)
-    g2, q2, start = found.constants.g2, found.constants.q2, float((PROBLEM.optimum**2).sum())
-    known = dict(smoothness=SMOOTHNESS, sigma2=PROBLEM.sigma**2, heterogeneity=PROBLEM.heterogeneity, tau=TAU)
-    b = bound_of_theorem_2(NUM_CLIENTS, num_sampled, g2=g2, q2=q2, **known)
-    bound = SMOOTHNESS / MU / found.times * (2 * b / MU + MU * (GAMMA + 1) / 2 * start)
-    assert 0 < q2 <= D - 1
-    assert (found.gaps.mean(1) < bound).all()
+    found = trial_of("quadratics", num_sampled)
+    assert 0 < found.constants["q2"] <= found.trial.dimension - 1
+    assert (found.mean < found.bound).all()
 
 
 @pytest.mark.parametrize("num_sampled", [10, 4, 2])
 def test_constant_is_the_one_lemma_6_gives(num_sampled):
     """Two-sided: the plateau of (gamma + t) gap, with Lemma 6's variances as equalities. 2 % for finite t."""
-    level = curve(num_sampled).level(20_000)
-    expected = toys.plateau(PROBLEM, tau=TAU, num_sampled=num_sampled, rng=generator(0))
-    assert abs(level.mean() - expected) < 5 * level.std(ddof=1) / math.sqrt(NUM_SEEDS) + 0.02 * expected
+    found = trial_of("quadratics", num_sampled)
+    constant, expected = found.constant(), found.constants["limit"]
+    assert abs(constant.value - expected) < 5 * standard_error(constant) + 0.02 * expected
 
 
 def test_fewer_clients_give_a_larger_constant():
     """Theorem 2's B falls with K."""
-    levels = [curve(num_sampled).level(20_000) for num_sampled in (10, 4, 2)]
-    for more, fewer in pairwise(levels):
-        error = math.sqrt((more.var(ddof=1) + fewer.var(ddof=1)) / NUM_SEEDS)
-        assert fewer.mean() - more.mean() > 5 * error
+    constants = [trial_of("quadratics", num_sampled).constant() for num_sampled in (10, 4, 2)]
+    for more, fewer in pairwise(constants):
+        assert fewer.value - more.value > 5 * math.hypot(standard_error(more), standard_error(fewer))
 
 
 def test_without_binarization_it_is_fedavg_bit_for_bit():
     """q = 0: S replaced by the identity, against a loop over runs, clients and steps."""
-    common = dict(w=torch.zeros(2, D, dtype=torch.float64), tau=TAU, num_rounds=20)
+    problem = StronglyConvex(TRIALS["quadratics", 10, "none"])
+    common = dict(w=torch.zeros(2, problem.trial.dimension, dtype=torch.float64), tau=problem.trial.tau, num_rounds=20)
     fast = toys.train(
-        PROBLEM, learning_rate, num_sampled=NUM_CLIENTS, rng=generator(3), compress=toys.identity, **common
+        problem.toy,
+        problem.learning_rate,
+        num_sampled=problem.trial.clients,
+        rng=generator(3),
+        compress=toys.identity,
+        **common,
     )
-    slow = toys.fedavg(PROBLEM, learning_rate, rng=generator(3), **common)
+    slow = quadratics.fedavg(problem.toy, problem.learning_rate, rng=generator(3), **common)
     for found, expected in zip(fast, slow, strict=True):
         assert torch.equal(found.w, expected)
 
 
 def test_without_binarization_the_gap_falls_faster():
     """FedAvg's gap against its exact mean, whose two parts fall as 1/t (noise) and 1/t^2 (client drift)."""
-    toy, found = PROBLEM, curve(NUM_CLIENTS, toys.identity)
-    start = torch.zeros(D, dtype=torch.float64)
-    means, variances = toys.fedavg_moments(toy, learning_rate, w=start, tau=TAU, num_rounds=NUM_ROUNDS)
+    found = trial_of("quadratics", 10, "none")
+    trial, toy, ends = found.trial, found.problem.toy, found.trial.rounds
+    start = torch.full((trial.dimension,), trial.start, dtype=torch.float64)
+    means, variances = quadratics.fedavg_moments(
+        toy, found.problem.learning_rate, w=start, tau=trial.tau, num_rounds=ends[-1]
+    )
+    means, variances = (moments[[end - 1 for end in ends]] for moments in (means, variances))
     bias2, a = (means - toy.optimum) ** 2, toy.mean_curvature
     expected = ((bias2 + variances) * a / 2).sum(1).numpy()
     spread = ((a / 2) ** 2 * (2 * variances**2 + 4 * bias2 * variances)).sum(1).sqrt().numpy()  # of normal w
-    at = np.unique(np.geomspace(1, NUM_ROUNDS - 1, 12).astype(int))
-    assert (abs(found.gaps.mean(1) - expected)[at] < 5 * spread[at] / math.sqrt(NUM_SEEDS)).all()
-    rate = slope(found.times, found.gaps.mean(1))
-    error = bootstrap_error(found.gaps, lambda g: slope(found.times, g))
-    assert abs(rate - slope(found.times, expected)) < 5 * error
-    assert rate + 5 * error < -1.2
-    assert found.level(20_000).mean() < curve(NUM_CLIENTS).level(20_000).mean() / 1000
+    assert (abs(found.mean - expected) < 5 * spread / math.sqrt(trial.seeds)).all()
+    rate, exact = found.slope(), replace(found, values=np.repeat(expected[:, None], trial.seeds, 1)).slope()
+    assert (
+        abs(rate.value - exact.value) < 5 * standard_error(rate) + 0.02
+    )  # a mean of logarithms is no logarithm of means
+    assert rate.value + 5 * standard_error(rate) < -1.2
+    assert found.constant().value < trial_of("quadratics", 10).constant().value / 1000
 
 
 # Theorem 3: not convex, eta = 1 / (L sqrt(T)) (check 12)
 
 
-def test_nonconvex_rate():
-    """The mean of ||grad F||^2 over a run of T steps falls as T^-1/2, K = 4 of 10."""
-    toy, num_seeds, k = toys.some_ripples(0, num_clients=NUM_CLIENTS, d=D), 8, 4
-    start = torch.full((num_seeds, D), 3.0, dtype=torch.float64)
-    horizons, squares, constants, curvature = np.array([100, 300, 1_000, 3_000, 10_000]), [], Constants(), math.inf
-    for horizon in horizons.tolist():
-        eta, total = 1 / (toy.smoothness * math.sqrt(horizon)), torch.zeros(num_seeds, dtype=torch.float64)
-        setting = dict(w=start, tau=TAU, num_rounds=horizon // TAU, num_sampled=k, rng=generator(horizon))
-        for index, round_ in enumerate(toys.train(toy, lambda t, eta=eta: eta, **setting)):
-            path = round_.start + torch.stack([m.mean(1) for m in round_.updates[:-1]])  # w_bar of the tau steps
-            total += (toy.gradient(path[..., None, :]).mean(-2) ** 2).sum((0, -1))
-            constants.watch(index, round_)
-            curvature = min(curvature, float(toy.curvature(path[0]).min()))
-        squares.append((total / horizon).numpy())
-    squares = np.stack(squares)  # [horizons, seeds]
-    assert curvature < -1  # the runs pass where F is not convex
-
-    def rate(values):
-        return np.polyfit(np.log(horizons), np.log(values), 1)[0]
-
-    assert (np.diff(squares.mean(1)) < 0).all()
-    assert rate(squares.mean(1)) + 5 * bootstrap_error(squares, rate) < -0.4
-    n, g2, q2 = NUM_CLIENTS, constants.g2, constants.q2
-    p = toy.sigma**2 / n + 4 * (q2 * (n - 1) + n - k) / (k * (n - 1)) * TAU**2 * g2
-    descent = 2 * toy.smoothness * (float(toy.value(start[0])) - toy.mean_minimum())  # F(w_0) - F* + Gamma
-    bound = (descent + p) / np.sqrt(horizons) + 4 * (1 + q2) * (TAU - 1) ** 2 * g2 / horizons
-    assert (squares.mean(1) < bound).all()
+@pytest.mark.parametrize("num_sampled", [10, 4])
+def test_nonconvex_rate(num_sampled):
+    """The mean of ||grad F||^2 over a run of T steps falls as T^-1/2."""
+    found = trial_of("ripples", num_sampled)
+    assert found.constants["curvature"] < -1  # the runs pass where F is not convex
+    assert (np.diff(found.mean) < 0).all()
+    rate = found.slope()
+    assert rate.value + 5 * standard_error(rate) < -0.4
+    assert (found.mean < found.bound).all()
 
 
 # Remark 1 through the real path: begin, bytes, server

@@ -36,6 +36,7 @@ _METHOD_COLORS = {
 }
 _OTHER_COLORS = ("#8c6d31", "#7b4173", "#637939", "#843c39")
 _PART_COLORS = {"latency": "#d5dbe1", "down": "#7fb0d8", "computing": "#9aa5b1", "up": "#173a5e", "server": "#e0b873"}
+_RATE_COLORS = ("#d55e00", "#000000", "#e69f00", "#0072b2", "#cc79a7", "#56b4e9", *_OTHER_COLORS)
 _FRONT = ("fedbat", "fedavg")  # drawn over the others
 _DOWN_SHAPES = dict(zip(DOWNLINKS, ("o", "s", "D", "^", "v", "P"), strict=True))
 # A method keeps its colour; its variants differ by these: lengths drawn and left out, the first being solid.
@@ -67,6 +68,16 @@ class Panel(NamedTuple):
 
     title: str
     lines: Mapping[str, Line]  # by method
+
+
+class RatePanel(NamedTuple):
+    """How something falls, and what bounds it."""
+
+    title: str
+    xlabel: str
+    ylabel: str
+    lines: Mapping[str, Line]
+    bounds: Mapping[str, Sequence[float]]  # at the lines' x
 
 
 class Spot(NamedTuple):
@@ -236,6 +247,24 @@ def draw_spots(panels: Sequence[SpotPanel], xlabel: str, ylabel: str, paths: Ite
     blank = ("", Line2D([], [], ls=""))
     columns = list(zip_longest(*(row.items() for row in rows), fillvalue=blank))  # filled from the top
     _legend(figure, [pair for column in columns for pair in column], len(columns))
+    _save(figure, paths)
+
+
+def draw_rates(panels: Sequence[RatePanel], paths: Iterable[Path]) -> None:
+    """Panels side by side, both axes logarithmic: dots and lines are measured, dashes are what bounds them."""
+    figure, fields = _figure(len(panels), 1.2 + 5.2 * len(panels), sharey=False)
+    colors = dict(zip(dict.fromkeys(label for panel in panels for label in panel.lines), _RATE_COLORS, strict=False))
+    for axes, panel in zip(fields, panels, strict=True):
+        for label, line in panel.lines.items():
+            axes.plot(line.x, line.y, color=colors[label], lw=1.5, marker="o", ms=4 if len(line.x) < 10 else 0)
+            axes.plot(line.x, panel.bounds[label], color=colors[label], lw=1.2, ls=(0, (5, 3)))
+            if line.band is not None:
+                axes.fill_between(line.x, *line.band, alpha=0.2, lw=0, color=colors[label])
+        axes.set(xlabel=panel.xlabel, ylabel=panel.ylabel, xscale="log", yscale="log")
+        axes.set_title(panel.title, color=_INK, fontsize=10)
+    handles = [(label, Line2D([], [], color=color, lw=1.5)) for label, color in colors.items()]
+    bound = ("its bound", Line2D([], [], color=_INK, lw=1.2, ls=(0, (5, 3))))
+    _legend(figure, [*handles, bound], ncols=(len(handles) + 2) // 2)
     _save(figure, paths)
 
 

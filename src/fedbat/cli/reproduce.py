@@ -17,10 +17,11 @@ from fedbat.reproduce.cells import Cell
 from fedbat.reproduce.record import Records
 from fedbat.reproduce.sweep import Settings, sweep
 from fedbat.reproduce.tables import ALL, KEYS, PROTOCOL, Book, load_book
+from fedbat.reproduce.theory.record import run_trials
 
 
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="A table, a figure, or all.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(help="A table, a figure, theory, or all.", show_default=False)] = None,
     list_: Annotated[bool, typer.Option("--list", help="Show what there is and how much of it is done.")] = False,
     write: Annotated[bool, typer.Option("--write", help="Write RESULTS.md and the figures anew.")] = False,
     claims: Annotated[bool, typer.Option("--claims", help="Judge the paper's claims by the records.")] = False,
@@ -71,7 +72,13 @@ def reproduce(
         check_engine(engine, device, precision)
         deadline = float("inf") if minutes is None else start + 60 * minutes
         settings = Settings(results, work, engine, device, precision, jobs, deadline)
-        _sweep(book.cells(name, _seeds(seeds), dict(map(_filter, only or []))), settings)
+        chosen = (name, _seeds(seeds), dict(map(_filter, only or [])))
+        cells, trials = book.cells(*chosen), book.trials(*chosen)
+        status = _sweep(cells, settings) if cells else 0
+        if trials and status != INTERRUPTED:
+            run_trials(trials, results, say, deadline)
+        if status:
+            raise typer.Exit(status)
     if list_:
         _print_list(book, Records.load(results))
     if claims:
@@ -80,12 +87,12 @@ def reproduce(
         _write(book, Records.load(results), results)
 
 
-def _sweep(cells: list[Cell], settings: Settings) -> None:
-    """In this process, or in several that share the list."""
+def _sweep(cells: list[Cell], settings: Settings) -> int:
+    """In this process, or in several that share the list; gives the exit status."""
     if settings.jobs == 1:
         return _work(cells, settings)
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-    processes = [context.Process(target=_work, args=(cells, settings)) for _ in range(settings.jobs)]
+    processes = [context.Process(target=_process, args=(cells, settings)) for _ in range(settings.jobs)]
     for process in processes:
         process.start()
     try:
@@ -94,18 +101,19 @@ def _sweep(cells: list[Cell], settings: Settings) -> None:
     except KeyboardInterrupt:  # which they got too
         for process in processes:
             process.join()
-    if any(process.exitcode for process in processes):
-        raise typer.Exit(max(abs(process.exitcode or 0) for process in processes))
+    return max(abs(process.exitcode or 0) for process in processes)
 
 
-def _work(cells: list[Cell], settings: Settings) -> None:
+def _process(cells: list[Cell], settings: Settings) -> None:
+    sys.exit(_work(cells, settings))
+
+
+def _work(cells: list[Cell], settings: Settings) -> int:
     try:
-        failed = sweep(cells, settings, say).failed
+        return 1 if sweep(cells, settings, say).failed else 0
     except KeyboardInterrupt:
         say("interrupted; the same command goes on from here")
-        sys.exit(INTERRUPTED)
-    if failed:
-        sys.exit(1)
+        return INTERRUPTED
 
 
 def _write(book: Book, records: Records, results: Path) -> None:
@@ -116,7 +124,7 @@ def _write(book: Book, records: Records, results: Path) -> None:
     page, figures = results.parent / f"RESULTS{suffix}.md", results / f"figures{suffix}"
     page.write_text(render(book, records, figures.relative_to(results.parent)))
     drawn = draw_figures(book, records, figures)
-    say(f"{len(records)} records in {page}, {len(drawn)} pictures in {figures}")
+    say(f"{len(records) + len(records.trials)} records in {page}, {len(drawn)} pictures in {figures}")
 
 
 def _print_list(book: Book, records: Records) -> None:
@@ -127,9 +135,9 @@ def _print_list(book: Book, records: Records) -> None:
         ALL: "Everything, in the order of order.toml"
     }
     for name, title in titles.items():
-        cells = book.cells(name, None, {})
-        done = sum(records.get(cell.identity) is not None for cell in cells)
-        table.add_row(name, str(len(cells)), str(done), title)
+        cells, trials = book.cells(name, None, {}), book.trials(name, None, {})
+        done = sum(records.get(cell.identity) is not None for cell in cells) + len(records.trials.keys() & set(trials))
+        table.add_row(name, str(len(cells) + len(trials)), str(done), title)
     console.print(table)
 
 

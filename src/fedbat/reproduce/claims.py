@@ -1,7 +1,7 @@
 """The paper's claims as predicates over records: claims.toml says what is claimed, this says whether it is so.
 
-A claim compares methods in some cells (its kind, see kinds.py), says where the numbers must lie (`above`, `below`) and
-for how many (`quantifier`):
+A claim compares methods in some cells (its kind, see kinds.py) or is about toy problems (theory/kinds.py), says where
+the numbers must lie (`above`, `below`) and for how many (`quantifier`):
 - every: *holds* when all intervals lie there; *fails* when one lies elsewhere;
 - some: *holds* when all intervals of one cell lie there; *fails* when each cell has one elsewhere;
 - most: *holds* when more than half of all that are needed lie there; *fails* when half of them lie elsewhere;
@@ -26,6 +26,7 @@ from fedbat.reproduce.measure import estimate
 from fedbat.reproduce.record import Records
 from fedbat.reproduce.results import Results
 from fedbat.reproduce.tables import Book, read_toml
+from fedbat.reproduce.theory.kinds import TRIAL_KINDS, Choice, TrialCase, trial_cases
 
 FILE = "claims.toml"
 
@@ -56,11 +57,12 @@ class Claim:
     cells: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # data sets, clients and splits
     quantifier: str = "every"
     region: Region = field(default_factory=Region)
-    tests: tuple[str, ...] = ()
+    trials: Choice | None = None  # instead of cells
+    tests: tuple[str, ...] = ()  # instead of all that
 
     def cases(self, shelf: Shelf) -> list[list[Case]]:
         """By cell."""
-        if self.kind is None:
+        if self.kind is None or self.trials is not None:
             return []
         columns = itertools.product(*(map(str, self.cells[key]) for key in ("dataset", "clients", "split")))
         try:
@@ -68,11 +70,20 @@ class Claim:
         except (TypeError, ConfigError) as error:
             raise ConfigError(f"claim {self.id!r}: {error}") from None
 
+    def trial_cases(self, shelf: Shelf) -> list[TrialCase]:
+        """Of a claim about toy problems."""
+        if self.kind is None or self.trials is None:
+            return []
+        try:
+            return trial_cases(shelf.trials, self.kind, self.trials)
+        except ConfigError as error:
+            raise ConfigError(f"claim {self.id!r}: {error}") from None
+
 
 class Measured(NamedTuple):
     """A case and what its records say; no estimate if one of them is missing."""
 
-    case: Case
+    case: Case | TrialCase
     estimate: Estimate | None
     opinion: bool | None
 
@@ -86,7 +97,7 @@ class Finding:
     printed: Verdict | None  # by the numbers the paper prints, taken as they are; None if it prints none
     measured: tuple[Measured, ...]
     deciding: Estimate | None  # the one the verdict hangs on
-    present: int  # cells of experiment files that have records
+    present: int  # cells and trials of experiment files that have records
     needed: int
 
 
@@ -109,25 +120,25 @@ def judge_all(book: Book, records: Records) -> list[Finding]:
 
 def judge(claim: Claim, shelf: Shelf, results: Results) -> Finding:
     """What the records say of a claim."""
-    cases = claim.cases(shelf)
-    if not cases:
+    cases, trials = claim.cases(shelf), claim.trial_cases(shelf)
+    if not cases and not trials:
         return Finding(claim, Verdict.TESTED, None, (), None, 0, 0)
-    estimates = estimate(cases, results)
+    estimates = [*estimate(cases, results), *([case.estimate(results.trials)] for case in trials)]
     printed = [[None if case.printed is None else _certain(case.printed) for case in cell] for cell in cases]
     decide, deciding = QUANTIFIERS[claim.quantifier]
     rows = {row.identity: row for cell in cases for case in cell for row in case.rows}
+    every_case: list[Case | TrialCase] = [*itertools.chain(*cases), *trials]
     return Finding(
         claim,
         Verdict.of(decide(estimates, claim.region)(LEVEL)),
         Verdict.of(decide(printed, claim.region)(LEVEL)) if any(map(any, printed)) else None,
         tuple(
             Measured(case, found, inside(found, claim.region)(LEVEL))
-            for cell in zip(cases, estimates, strict=True)
-            for case, found in zip(*cell, strict=True)
+            for case, found in zip(every_case, itertools.chain(*estimates), strict=True)
         ),
         deciding(estimates, claim.region),
-        sum(results.of(row) is not None for row in rows.values()),
-        len(rows),
+        sum(results.of(row) is not None for row in rows.values()) + sum(c.trial in results.trials for c in trials),
+        len(rows) + len(trials),
     )
 
 
@@ -153,14 +164,10 @@ def _claim(entry: Mapping[str, Any], grids: Mapping[str, Mapping[str, Sequence[A
     bounds = {key: float(left.pop(key)) for key in Region._fields if key in left}
     if not bounds:
         raise ConfigError(f"claim {name!r} says nothing: it has neither above nor below; give one of them")
-    return Claim(
-        **known,
-        kind=choose("kind", KINDS),
-        cells=grids[choose("cells", grids)],
-        quantifier=choose("quantifier", QUANTIFIERS),
-        region=Region(**bounds),
-        arguments=left,
-    )
+    known |= {"quantifier": choose("quantifier", QUANTIFIERS), "region": Region(**bounds)}
+    if "trials" in left:
+        return Claim(**known, kind=choose("kind", TRIAL_KINDS), trials=left["trials"])
+    return Claim(**known, kind=choose("kind", KINDS), cells=grids[choose("cells", grids)], arguments=left)
 
 
 def _check_test(claim: str, test: str, root: Path) -> None:

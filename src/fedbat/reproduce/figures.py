@@ -4,12 +4,15 @@ import itertools
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from fedbat.plots import Line, Panel, Spot, SpotPanel, draw_panels, draw_spots
 from fedbat.reproduce.record import Record, Records
 from fedbat.reproduce.results import Result, Results
-from fedbat.reproduce.tables import Book, Row
+from fedbat.reproduce.tables import Book, Row, Table
+from fedbat.reproduce.theory import section as theory
 
 FORMATS = ("png", "svg")
 
@@ -78,30 +81,56 @@ def _percent(record: Record) -> Sequence[float]:
     return [100 * value for value in record.accuracy]
 
 
-PICTURES: Mapping[str, Mapping[str, Curves | Spots]] = {  # by view, then by name
-    "curves": {
-        "rounds": Curves("accuracy by round", "test accuracy, %", _percent),
-        "bytes": Curves("accuracy by bytes sent", "test accuracy, %", _percent, by_bytes=True),
-        "error": Curves(
-            "error of what is sent",
-            "||sent − m|| / ||m||, mean of layers",
-            lambda record: record.relative_error,
-            log=True,
-        ),
-    },
-    "traffic": {
-        "traffic": Spots(
-            "accuracy against total traffic",
-            "averaged model, last ten rounds, %",
-            lambda result: 100 * result.mean("averaged_last10_accuracy"),
-        ),
-    },
+class Picture(NamedTuple):
+    """Something to be drawn."""
+
+    name: str  # without its ending
+    title: str
+    draw: Callable[[Sequence[Path]], None]
+
+
+def _by_group(kinds: Mapping[str, Curves | Spots], table: Table, results: Results) -> Iterator[Picture]:
+    """Pictures of some kinds for each data set and number of clients of which something has been run."""
+    for (dataset, clients), rows in table.groups():
+        for kind, plot in kinds.items():
+            if plot.panels(rows, results):
+                title = f"{dataset}, {clients} clients: {plot.title}"
+                yield Picture(f"{dataset}-n{clients}-{kind}", title, partial(plot.draw, rows, results))
+
+
+def _of_trials(table: Table, results: Results) -> Iterator[Picture]:
+    if found := theory.records_of(table, results):
+        yield Picture(table.name, table.title, partial(theory.draw, found))
+
+
+_CURVES = {
+    "rounds": Curves("accuracy by round", "test accuracy, %", _percent),
+    "bytes": Curves("accuracy by bytes sent", "test accuracy, %", _percent, by_bytes=True),
+    "error": Curves(
+        "error of what is sent",
+        "||sent − m|| / ||m||, mean of layers",
+        lambda record: record.relative_error,
+        log=True,
+    ),
+}
+_TRAFFIC = {
+    "traffic": Spots(
+        "accuracy against total traffic",
+        "averaged model, last ten rounds, %",
+        lambda result: 100 * result.mean("averaged_last10_accuracy"),
+    ),
+}
+PICTURES: Mapping[str, Callable[[Table, Results], Iterator[Picture]]] = {  # by view
+    "curves": partial(_by_group, _CURVES),
+    "traffic": partial(_by_group, _TRAFFIC),
+    "theory": _of_trials,
 }
 
 
-def picture_name(dataset: str, clients: str, kind: str) -> str:
-    """Of the picture of a group, without its ending."""
-    return f"{dataset}-n{clients}-{kind}"
+def pictures(table: Table, results: Results) -> Iterator[Picture]:
+    """All of which something has been run."""
+    if table.view in PICTURES:
+        yield from PICTURES[table.view](table, results)
 
 
 def draw_figures(book: Book, records: Records, folder: Path) -> list[Path]:
@@ -109,12 +138,10 @@ def draw_figures(book: Book, records: Records, folder: Path) -> list[Path]:
     results, written = Results(book, records), []
     folder.mkdir(parents=True, exist_ok=True)
     for table in book.tables.values():
-        for (dataset, clients), rows in table.groups():
-            for kind, picture in PICTURES.get(table.view, {}).items():
-                if picture.panels(rows, results):
-                    paths = [folder / f"{picture_name(dataset, clients, kind)}.{ending}" for ending in FORMATS]
-                    picture.draw(rows, results, paths)
-                    written += paths
+        for picture in pictures(table, results):
+            paths = [folder / f"{picture.name}.{ending}" for ending in FORMATS]
+            picture.draw(paths)
+            written += paths
     return written
 
 

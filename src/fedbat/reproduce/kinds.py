@@ -43,6 +43,7 @@ class Shelf:
     """The rows of all experiment files by their points; not those that vary another field of the experiment."""
 
     def __init__(self, book: Book) -> None:
+        self.trials = [trial for table in book.tables.values() for trial in table.trials]
         all_rows = (row for table in book.tables.values() for row in table.rows)
         rows = [row for row in all_rows if len(row.point) == len(KEYS)]  # claims know nothing else
         rows.sort(key=lambda row: row.paper is not None)  # of equal points the one with the paper's number is kept

@@ -18,6 +18,7 @@ from fedbat.downlink import FULL
 from fedbat.errors import ConfigError, DataError
 from fedbat.experiment import Experiment
 from fedbat.reproduce.cells import configuration, identity, served
+from fedbat.reproduce.theory.record import TrialRecord, load_trial_records
 from fedbat.storage import DRAFT
 
 _DIGITS = 4
@@ -108,10 +109,11 @@ class Record:
 
 
 class Records:
-    """Whole records, to be asked for by what was run."""
+    """Whole records, to be asked for by what was run; those of toy problems beside the others."""
 
-    def __init__(self, items: tuple[Record, ...]) -> None:
+    def __init__(self, items: tuple[Record, ...], trials: tuple[TrialRecord, ...] = ()) -> None:
         self.items = items
+        self.trials = {record.trial: record for record in trials}
         stand_ins = {key: record for record in items for key in served(record.configuration)}
         self._by_identity = stand_ins | {record.identity: record for record in items}
 
@@ -119,7 +121,7 @@ class Records:
     def load(cls, root: Path) -> Self:
         """All whole records below a folder; what is not whole has to be run again."""
         found = (_whole(path.parent) for path in sorted(root.rglob("summary.json")))
-        return cls(tuple(record for record in found if record is not None))
+        return cls(tuple(record for record in found if record is not None), load_trial_records(root))
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self.items)

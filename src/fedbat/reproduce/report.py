@@ -7,12 +7,13 @@ from pathlib import Path
 
 from fedbat.reproduce import differences, traffic
 from fedbat.reproduce.claims import Finding, judge_all
-from fedbat.reproduce.figures import PICTURES, picture_name
+from fedbat.reproduce.figures import pictures
 from fedbat.reproduce.markdown import number, padded, share, spread, table
 from fedbat.reproduce.pace import Machine
 from fedbat.reproduce.record import Records
 from fedbat.reproduce.results import WITHIN, Result, Results, duel, orderings
 from fedbat.reproduce.tables import Book, Row, Table, matches
+from fedbat.reproduce.theory import section as theory
 from fedbat.reproduce.verdicts import EVIDENCE, HEADER, claim_row, count_verdicts, evidence_rows, missing
 
 AGAINST = ("fedavg", "signsgd", "ef-signsgd", "noisy-signsgd", "stoc-signsgd", "zerofl")
@@ -119,11 +120,8 @@ def _claims(findings: Sequence[Finding]) -> Iterator[str]:
 def _section(found: Table, book: Book, results: Results, figures: Path) -> Iterator[str]:
     yield from [f"## {found.title}", ""]
     yield from SECTIONS[found.view](found, book, results)
-    for (dataset, clients), rows in found.groups():
-        for kind, picture in PICTURES.get(found.view, {}).items():
-            if picture.panels(rows, results):
-                path = figures / f"{picture_name(dataset, clients, kind)}.png"
-                yield from [f"![{dataset}, {clients} clients: {picture.title}]({path.as_posix()})", ""]
+    for picture in pictures(found, results):
+        yield from [f"![{picture.title}]({(figures / picture.name).as_posix()}.png)", ""]
 
 
 def _beside_the_paper(found: Table, book: Book, results: Results) -> Iterator[str]:
@@ -146,6 +144,7 @@ SECTIONS: dict[str, Callable[[Table, Book, Results], Iterator[str]]] = {
     "curves": _only_pictures,
     "traffic": traffic.section,
     "differences": differences.section,
+    "theory": theory.section,
 }
 
 

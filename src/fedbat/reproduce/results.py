@@ -78,6 +78,7 @@ class Results:
         # Tables share rows; the one with the paper's number speaks for all.
         rows |= {row.identity: row for table in book.tables.values() for row in table.rows if row.paper}
         self.num_rows = len(rows)
+        self.trials = records.trials
         self.found = {
             key: Result(row, tuple(runs[key][seed] for seed in sorted(runs[key])))
             for key, row in rows.items()

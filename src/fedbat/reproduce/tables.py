@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 from fedbat.errors import ConfigError
 from fedbat.experiment import Experiment
 from fedbat.reproduce.cells import Cell, canonical
+from fedbat.reproduce.theory.trials import Trial, read_trials
 from fedbat.settings import show
 
 KEYS = ("dataset", "clients", "split", "method")  # every grid has these, and may vary fields of the experiment
-VIEWS = ("table", "curves", "traffic", "differences")  # what RESULTS.md makes of a file
+VIEWS = ("table", "curves", "traffic", "differences", "theory")  # what RESULTS.md makes of a file
 ALL = "all"  # the order file's name on the command line
 PROTOCOL = "authors"  # the one that reproduces the paper's numbers
 
@@ -93,6 +94,7 @@ class Table:
     label: str | None  # in the paper
     view: str
     grids: tuple[Grid, ...]
+    trials: tuple[Trial, ...] = ()  # of toy problems, which have no cells
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
@@ -157,10 +159,16 @@ class Book:
             for row in self.tables[part.table].where(part.only)
             if matches(row.point, only)
         ]
-        if not found:
+        if not found and not self.trials(name, seeds, only):
             wanted = " ".join(f"{key}={values}" for key, values in only.items())
             raise ConfigError(f"{name} has no cell with {wanted} seeds={seeds}; leave out a filter, or see its file")
         return list({cell.identity: cell for cell in found}.values())
+
+    def trials(self, name: str, seeds: Sequence[int] | None, only: Mapping[str, str]) -> list[Trial]:
+        """The trials of a table, or of all; they have no data set, split or method to be chosen by."""
+        names = [part.table for part in self.order] if name == ALL else [name]
+        found = dict.fromkeys(trial for table in names for trial in self.tables[table].trials)
+        return [trial for trial in found if not only and (seeds is None or trial.seed in seeds)]
 
     def check(self, only: Mapping[str, str]) -> None:
         """Refuse a filter that no file knows."""
@@ -188,7 +196,8 @@ def load_book(folder: Path, protocol: str = PROTOCOL) -> Book:
     chosen = Protocol(protocol, **({"model": {}, "settings": {}} | protocols[protocol]))
     files = {path.stem: read_toml(path) for path in sorted(folder.glob("*.toml"))}
     order = tuple(Part(**({"only": {}} | part)) for part in files["order"]["part"])
-    names = dict.fromkeys([part.table for part in order] + [name for name in files if "grid" in files[name]])
+    with_tables = [name for name, file in files.items() if "grid" in file or "trial" in file]
+    names = dict.fromkeys([part.table for part in order] + with_tables)
     if missing := names.keys() - files.keys():
         raise ConfigError(f"{folder / 'order.toml'} names {', '.join(missing)}, which is no file there")
     tables = {name: _table(folder, name, files[name], chosen) for name in names}
@@ -204,9 +213,10 @@ def _table(folder: Path, name: str, file: Mapping[str, Any], protocol: Protocol)
     if (view := file.get("view", VIEWS[0])) not in VIEWS:
         raise ConfigError(f"{place}: view = {view!r}, choose from {', '.join(VIEWS)}")
     paper = _paper_numbers(folder / "paper" / f"{name}.csv")
-    entries = file["grid"] if isinstance(file["grid"], list) else [file["grid"]]
+    found = file.get("grid", [])
+    entries = found if isinstance(found, list) else [found]
     grids = tuple(_grid(place, entry, paper, protocol, file.get("fixed", {})) for entry in entries)
-    return Table(name, file["title"], file.get("label"), view, grids)
+    return Table(name, file["title"], file.get("label"), view, grids, read_trials(place, file.get("trial", [])))
 
 
 def _grid(
