@@ -24,6 +24,7 @@ from fedbat.streams import stream
 from tests.flower_world import NUM_CLIENTS, World, make_app, net, run, train_one
 
 LAYOUT = layout_of(net())
+WHOLE = whole_layout(net(), LAYOUT)
 
 
 def base(kind=flower.FedAvg, **options):
@@ -160,6 +161,21 @@ def test_strategies_with_momentum_see_changes_of_the_true_model(kind, down, monk
     assert len(seen) == 3
 
 
+@pytest.mark.parametrize("down", DOWNLINKS)
+def test_the_app_sees_the_arrays_in_their_own_order(down):
+    """Many apps load by position, and running_mean has the shape of a norm's weight."""
+    seen = []
+
+    def look(msg, context, call_next):
+        seen.append(list(msg.content["arrays"]))
+        return call_next(msg, context)
+
+    strategy = compressed(down)
+    result = run(strategy, World(make_app(fedbat_mod, look)), num_rounds=3)
+    names = list(net().state_dict())
+    assert len(seen) == 9 and all(order == names for order in [*seen, list(result.arrays), list(strategy.received)])
+
+
 # Nodes that lose, damage or miss what they hold
 
 
@@ -205,11 +221,11 @@ def other_tensors(context):
 
 def of_another_training(context):
     w = {name: x + 1 for name, x in net().state_dict().items()}
-    context.state[PUBLIC] = ArrayRecord(Follower(LAYOUT, 2, w).to_tensors())
+    context.state[PUBLIC] = ArrayRecord(Follower(WHOLE, 2, w).to_tensors())
 
 
 def older(context):
-    context.state[PUBLIC] = ArrayRecord(Follower.of(LAYOUT, net().state_dict()).to_tensors())
+    context.state[PUBLIC] = ArrayRecord(Follower.of(WHOLE, net().state_dict()).to_tensors())
 
 
 HARM = [restarted, damaged, version_gone, other_tensors, of_another_training, older]

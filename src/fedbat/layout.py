@@ -106,15 +106,14 @@ def layout_of(model: nn.Module, roles: Mapping[str, Role] | None = None) -> Layo
 
 
 def whole_layout(model: nn.Module, layout: Layout) -> Layout:
-    """All tensors of model.state_dict(), for whoever loads that: after those of `layout`, tied weights in the role of
-    the one they are, and what `layout` skips as it is.
+    """All tensors of model.state_dict() in its order, for whoever loads that: tied weights in the role of the one they
+    are, and what `layout` skips as it is.
     """
     roles: dict[str, Role] = {entry.name: entry.role for entry in layout}
-    entries, tied = list(layout), tied_names(model)
+    entries, tied = [], tied_names(model)
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if name not in roles:
-            role = roles.get(tied.get(name, name), "dense" if tensor.is_floating_point() else "max")
-            entries.append(Entry(name, role, tensor.dtype, tensor.shape))
+        role = roles.get(tied.get(name, name), "dense" if tensor.is_floating_point() else "max")
+        entries.append(Entry(name, role, tensor.dtype, tensor.shape))
     return Layout(entries)
 
 
