@@ -321,6 +321,62 @@ def test_a_node_that_always_refuses_is_left_out_with_the_reason(caplog):
     assert found.train_metrics_clientapp[2]["fedbat-downlink-bytes"] == 4 * one + all_ + message_bytes(LAYOUT, 0)
 
 
+LIES = [
+    {},
+    {"partition-id": "two"},
+    {"partition-id": [2]},
+    {"partition-id": 2, "version": -1, "hash": b""},
+    {"partition-id": 2, "version": 2, "hash": bytes(16)},
+    {"partition-id": 2, "version": "newest", "hash": "right"},
+    {"partition-id": 2, "refused": 3},
+]
+
+
+@pytest.mark.parametrize("seed", [0, None])
+@pytest.mark.parametrize("lie", LIES)
+def test_whatever_a_node_says_about_itself_the_others_go_on(lie, seed):
+    """And it is never trained on a wrong model, only sent more than it needs."""
+    told = Told()
+    world = World(told)
+
+    def lying(reply):
+        reply.content[CONFIG] = ConfigRecord(lie)
+        return [reply]
+
+    world.spoil[2] = lying
+    found = run(compressed(strategy=all_of_them(), seed=seed), world)
+    assert all(m["fedbat-uploads"] >= 4 for m in found.train_metrics_clientapp.values())
+    for models in told.models.values():
+        assert all(same(model, models[0]) for model in models.values())
+
+
+@pytest.mark.parametrize("seed", [0, None])
+def test_whoever_says_what_another_holds_is_brought_up_to_date(seed):
+    """Client 2 is sent steps from what client 0 holds, refuses, and says better."""
+    told = Told()
+    world, held = World(told), {}
+
+    def remember(reply):
+        held.update({key: reply.content[CONFIG][key] for key in ("version", "hash")})
+        return [reply]
+
+    def repeat(reply):
+        if "refused" not in reply.content[CONFIG] and reply.content.array_records:
+            reply.content[CONFIG] = ConfigRecord({"partition-id": 2, **held})
+        return [reply]
+
+    world.spoil |= {0: remember, 2: repeat}
+    victim = next(node for node in world.contexts if world.partition(node) == 2)
+
+    def evaluate(round_, arrays):
+        restarted(world.contexts[victim])
+
+    found = run(compressed(strategy=all_of_them(), seed=seed), world, evaluate_fn=evaluate)
+    assert all(m["fedbat-uploads"] == 5 for m in found.train_metrics_clientapp.values())
+    for models in told.models.values():
+        assert all(same(model, models[0]) for model in models.values())
+
+
 def test_without_a_seed_following_works_too():
     told = Told()
     found = run(compressed(seed=None), World(told), num_rounds=5)

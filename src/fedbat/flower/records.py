@@ -72,6 +72,12 @@ def record_of_tensors(tensors: Tensors) -> ArrayRecord:
     return ArrayRecord(OrderedDict(tensors))
 
 
+def client_in(told: ConfigRecord) -> int | None:
+    """The partition id that a node says it has."""
+    client = told.get("partition-id")
+    return client if isinstance(client, int) and client >= 0 else None
+
+
 def held_in(told: ConfigRecord) -> Held | None:
     """The public model that a node says it holds."""
     version, hash_ = told.get("version"), told.get("hash")
