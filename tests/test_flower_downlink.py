@@ -406,14 +406,25 @@ def test_a_nodes_copy_outlives_its_restart_on_its_disk(tmp_path):
     assert bytes_down(again) == [3 * message_bytes(LAYOUT, None)]
 
 
-def test_a_damaged_file_on_a_nodes_disk_is_as_good_as_none(tmp_path):
+def cut_short(raw):
+    return raw[:100]
+
+
+def other_dimensions(raw):
+    """In the metadata, which no checksum covers."""
+    assert b'"w/0.weight":"0,1"' in raw
+    return raw.replace(b'"w/0.weight":"0,1"', b'"w/0.weight":"0,,"')
+
+
+@pytest.mark.parametrize("damage", [cut_short, other_dimensions])
+def test_a_damaged_file_on_a_nodes_disk_is_as_good_as_none(damage, tmp_path):
     undisturbed, told = Told(), Told()
     run(compressed(strategy=all_of_them()), World(undisturbed), num_rounds=3)
     world = World(told, node_config={"fedbat-memory": str(tmp_path)})
 
     def evaluate(round_, arrays):
         for path in tmp_path.glob("*-public-1.*"):
-            path.write_bytes(path.read_bytes()[:100])
+            path.write_bytes(damage(path.read_bytes()))
         next(c for n, c in world.contexts.items() if world.partition(n) == 1).state = RecordDict()
 
     found = run(compressed(strategy=all_of_them()), world, num_rounds=3, evaluate_fn=evaluate)

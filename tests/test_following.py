@@ -276,6 +276,19 @@ def test_whoever_holds_something_else_is_told_so(rng):
         assert len(leaders[4].message(leader.public.held)) == message_bytes(layout, None)
 
 
+def test_what_is_followed_can_be_kept_up_to_the_last_version(rng):
+    last = 2**63 - 1
+    model = nn.Linear(3, 30)
+    layout = layout_of(model)
+    w = {name: x.clone() for name, x in tensors_of(model, layout).items()}
+    found = follow(layout, None, Leader(Follower.of(layout, w, last)).message(None))
+    assert Follower.from_tensors(layout, found.to_tensors()).held == found.held
+    beyond = Leader(Follower.of(layout, w, last)).lead(moved(w, rng))
+    for raw in (beyond.message(None), beyond.message(found.held)):
+        with pytest.raises(WireError, match="expected less than 2\\^63"):
+            found.apply(raw)
+
+
 @pytest.mark.parametrize("missed", [None, 0, 1, 2])
 def test_every_flipped_bit_is_noticed(missed, rng):
     leaders = led(start(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))), 3, rng)

@@ -70,6 +70,7 @@ def follow(raw: bytes, layout: list[Tensor], held: tuple[int, dict[str, list]] |
     """Section 10: (version, model) that a message leads to, or Invalid."""
     need(len(raw) >= 56 and raw[:5] == b"FBPM\x01" and raw[6:8] == bytes(2), "header")
     start, start_hash, version, end_hash = u64(raw[8:16]), raw[16:32], u64(raw[32:40]), raw[40:56]
+    need(version < 2**63, "version")
     payloads, at = [], 56
     while at < len(raw):
         need(len(raw) - at >= 40 and 40 <= u64(raw[at + 28 : at + 36]) <= len(raw) - at, "length of a payload")
