@@ -487,7 +487,7 @@ def test_clients_evaluate_what_they_receive(down):
 
 
 class Odd(nn.Module):
-    """Tied weights, a frozen layer, a buffer that is skipped."""
+    """Tied weights, a frozen layer, a buffer that is skipped, a weight without elements."""
 
     def __init__(self):
         super().__init__()
@@ -496,6 +496,7 @@ class Odd(nn.Module):
         self.out.weight = self.embed.weight
         self.frozen = nn.Linear(6, 8).requires_grad_(False)
         self.register_buffer("table", torch.randn(3))
+        self.none = nn.Parameter(torch.zeros(0, 3))
 
     def forward(self, x):
         return self.out(self.frozen(self.embed(x)))
@@ -518,8 +519,9 @@ def test_tied_frozen_and_skipped_tensors_arrive(down):
         return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=msg)
 
     model = Odd()
-    strategy = Compressed(all_of_them(), make_method("fedavg"), model, roles={"table": "skip"}, down=down)
-    strategy.start(World(app), ArrayRecord(model.state_dict()), 3)
+    strategy = Compressed(all_of_them(), FedBAT(), model, roles={"table": "skip"}, down=down)
+    result = strategy.start(World(app), ArrayRecord(model.state_dict()), 3)
+    assert all(m["fedbat-uploads"] == 5 for m in result.train_metrics_clientapp.values())
     first = {name: x.clone() for name, x in model.state_dict().items()}
     for state in seen:
         assert state.keys() == first.keys()
@@ -527,3 +529,13 @@ def test_tied_frozen_and_skipped_tensors_arrive(down):
         assert all(torch.equal(state[name], first[name]) for name in ("frozen.weight", "frozen.bias", "table"))
     assert not torch.equal(seen[-1]["out.weight"], seen[0]["out.weight"])  # it has learned
     assert {e.role for e in whole_layout(model, strategy.layout) if "weight" in e.name} == {"compress", "dense"}
+
+
+@pytest.mark.parametrize("down", ["4", "follow"])
+def test_what_clients_would_refuse_is_refused_at_the_start(down):
+    model = net()
+    model.register_buffer("mask", torch.full((2, 2), -torch.inf))
+    for roles in ({"mask": "skip"}, {}):
+        strategy = Compressed(all_of_them(), FedBAT(), model, roles=roles, down=down)
+        with pytest.raises(ConfigError, match=r"mask holds NaN or infinity, .*persistent=False"):
+            strategy.start(World(make_app()), ArrayRecord(model.state_dict()), 1)

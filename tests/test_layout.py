@@ -110,6 +110,14 @@ def test_roles_override_the_policy():
     assert roles["conv.weight"] == "compress"  # the rest keeps its default
 
 
+def test_what_has_no_elements_is_not_compressed():
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.none = nn.Parameter(torch.zeros(0, 3))
+    assert roles_of(model, {})["none"] == roles_of(model, {"*": "compress"})["none"] == "dense"
+    with pytest.raises(ConfigError, match="none has no elements"):
+        layout_of(model, {"none": "compress"})
+
+
 def test_the_last_matching_pattern_wins():
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     roles = roles_of(model, {"*": "dense", "*num_batches_tracked": "max", "0.*": "skip", "0.weight": "compress"})

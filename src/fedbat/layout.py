@@ -80,8 +80,9 @@ class Layout(tuple[Entry, ...]):
 def layout_of(model: nn.Module, roles: Mapping[str, Role] | None = None) -> Layout:
     """The default policy, overridden for the names that match a pattern of `roles` ("head.*": "dense"; the last wins).
 
-    Weights with two or more dimensions are compressed; other floats (biases, norms, float buffers) travel dense; of
-    integer buffers the maximum is kept; frozen parameters are not sent. Tied weights count once.
+    Weights with two or more dimensions are compressed; other floats (biases, norms, float buffers) travel dense, and so
+    does what has no elements; of integer buffers the maximum is kept; frozen parameters are not sent. Tied weights
+    count once.
     """
     entries, unused = [], set(roles or {})
     for name, tensor, role in _tensors_with_default_role(model):
@@ -132,7 +133,7 @@ def tensors_of(model: nn.Module, layout: Layout) -> Tensors:
 
 def _tensors_with_default_role(model: nn.Module) -> Iterator[tuple[str, Tensor, Role]]:
     for name, parameter in model.named_parameters():
-        trained: Role = "compress" if parameter.dim() >= 2 else "dense"
+        trained: Role = "compress" if parameter.dim() >= 2 and parameter.numel() else "dense"
         yield name, parameter, trained if parameter.requires_grad else "skip"
     persistent = model.state_dict(keep_vars=True).keys()
     for name, buffer in model.named_buffers():
@@ -152,7 +153,7 @@ def _entry_from_line(line: str) -> Entry:
 def _fits(tensor: Tensor, role: Role) -> bool:
     """Whether a pattern such as "head.*" may give this role: its integer buffers cannot travel as floats."""
     if role == "compress":
-        return isinstance(tensor, nn.Parameter)
+        return isinstance(tensor, nn.Parameter) and tensor.numel() > 0
     return role != "dense" or tensor.is_floating_point()
 
 
@@ -164,5 +165,7 @@ def _check(name: str, tensor: Tensor, role: Role) -> None:
     if tensor.is_floating_point() == (role == "max"):
         kind = "floats" if tensor.is_floating_point() else "integers"
         raise ConfigError(f"{name} holds {kind} and cannot have role {role!r}; use 'skip' or drop the entry")
+    if role == "compress" and not tensor.numel():
+        raise ConfigError(f"{name} has no elements, and so no step size; use 'dense' or 'skip'")
     if role == "compress" and not isinstance(tensor, nn.Parameter):
         raise ConfigError(f"{name} is a buffer, only parameters can be compressed; use 'dense' or 'skip'")
