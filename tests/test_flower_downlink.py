@@ -13,7 +13,7 @@ from torch import nn
 import fedbat
 from fedbat import FedBAT, Payload, UniformNoise, layout_of, make_method
 from fedbat.downlink import DOWNLINKS, snapshot
-from fedbat.errors import ConfigError
+from fedbat.errors import ConfigError, DataError
 from fedbat.flower import Compressed, begin, fedbat_mod
 from fedbat.flower.records import CONFIG, PUBLIC, tensors_of_record
 from fedbat.flower.sending import SENDING
@@ -456,6 +456,24 @@ def test_a_server_that_stops_goes_on_with_all_its_models(down, on_disk, tmp_path
     done = compressed(down, average=0.9, checkpoint=tmp_path / "twice")
     assert same(run(done, world, num_rounds=6).arrays, whole.arrays)  # nothing left to do
     assert same(done.averaged, strategies[0].averaged)
+
+
+def gone(path):
+    path.unlink()
+
+
+def half(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    ("file", "harm"), [("last.json", half), ("round-2.safetensors", half), ("round-2.safetensors", gone)]
+)
+def test_a_damaged_checkpoint_is_told_as_such(file, harm, tmp_path):
+    run(compressed(checkpoint=tmp_path), World(make_app()), num_rounds=2)
+    harm(tmp_path / file)
+    with pytest.raises(DataError, match=r"cannot be read .*; restore it, or begin anew in another folder"):
+        run(compressed(checkpoint=tmp_path), World(make_app()), num_rounds=3)
 
 
 def test_a_second_training_with_the_same_nodes_starts_anew():

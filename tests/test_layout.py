@@ -243,7 +243,8 @@ def test_a_layout_is_read_from_its_text():
 @pytest.mark.parametrize(
     "line",
     ["", "compress\tfloat32\t2,3", "keep\tfloat32\t2,3\tw", "dense\tcomplex64\t2,3\tw", "dense\tnn\t2\tw"]
-    + [f"dense\tfloat32\t{sizes}\tw" for sizes in ("-1", "2,", "2;3", "x", "02", "2,,3")],
+    + [f"dense\tfloat32\t{sizes}\tw" for sizes in ("-1", "2,", "2;3", "x", "02", "2,,3")]
+    + [f"compress\tfloat32\t{sizes}\tw" for sizes in ("9" * 5000, f"0,{2**63}", f"{2**32},{2**32}", f"{2**62},2")],
 )
 def test_a_damaged_text_is_refused(line):
     with pytest.raises(WireError, match="expected role, type, sizes and name"):

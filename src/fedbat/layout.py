@@ -1,6 +1,7 @@
 """Which tensors of a model travel, in which order, and how: the contract between client, wire and server."""
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -18,6 +19,8 @@ skip: it is not sent."""
 
 _INTEGERS = tuple(f"{sign}int{width}" for sign in ("", "u") for width in (8, 16, 32, 64))
 _DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16", "bool", *_INTEGERS)}
+
+_TOO_MANY = 2**60  # elements: their bytes could no longer be counted in 64 bits
 
 
 class Entry(NamedTuple):
@@ -144,9 +147,9 @@ def _tensors_with_default_role(model: nn.Module) -> Iterator[tuple[str, Tensor, 
 def _entry_from_line(line: str) -> Entry:
     match line.split("\t"):
         case [role, dtype, sizes, name] if role in get_args(Role) and dtype in _DTYPES:
-            shape = torch.Size(int(size) for size in sizes.split(",") if size.isdecimal())
-            if ",".join(map(str, shape)) == sizes:
-                return Entry(name, cast(Role, role), _DTYPES[dtype], shape)
+            shape = [int(size) for size in sizes.split(",") if size.isdecimal() and len(size) < 20]
+            if ",".join(map(str, shape)) == sizes and math.prod(size or 1 for size in shape) < _TOO_MANY:
+                return Entry(name, cast(Role, role), _DTYPES[dtype], torch.Size(shape))
     raise WireError(f"a tensor is told as {line!r}, expected role, type, sizes and name; was it sent by fedbat?")
 
 
