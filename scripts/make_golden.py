@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from fedbat.channels import Channels
 from fedbat.following import Follower, Leader
 from fedbat.layout import Entry, Layout
 from fedbat.levels import Levels, OddLevels
@@ -123,6 +124,18 @@ def messages() -> list[tuple[str, int, list[tuple[Any, ...]]]]:
                 ("none", "float32", [3, 0], odd_levels(0, 3, 1.0)),
             ],
         ),
+        (
+            "channels",
+            7,
+            [
+                *((f"b{b}", "float32", [3, 7], channels(21, b, [0.1 * b, 0.0, 1 / 3])) for b in (2, 3, 4, 8)),
+                ("all-of-8", "float32", [2, 256], channels(512, 8, [1.0, 0.7])),
+                ("halves", "float16", [2, 1, 3, 3], channels(18, 4, [0.02, 1e-30])),
+                ("one", "float32", [1, 9], channels(9, 3, [1e-3])),
+                ("each", "float32", [4, 1], channels(4, 2, [1.0, 2.0, 1e-45, 2e38])),
+                ("none", "float32", [3, 0], channels(0, 2, [])),
+            ],
+        ),
     ]
 
 
@@ -182,6 +195,13 @@ def odd_levels(count: int, width: int, step: float) -> dict[str, Any]:
     return {"kind": "odd-levels", "width": width, "step": step, "codes": codes, "values": values}
 
 
+def channels(count: int, width: int, scales: list[float]) -> dict[str, Any]:
+    codes, scales = [5 * i % 2**width for i in range(count)], [_float32(scale) for scale in scales]
+    table = [_float32((2 * k - 255) / 255) for k in range(256)] if width == 8 else _lloyd_max(width)
+    values = [_float32(scales[i * len(scales) // count] * table[code]) for i, code in enumerate(codes)]
+    return {"kind": "channels", "width": width, "scales": scales, "codes": codes, "values": values}
+
+
 def sparse(count: int, positions: list[int], kept: list[float]) -> dict[str, Any]:
     values = dict(zip(positions, map(_float32, kept), strict=True))
     return {"kind": "sparse", "positions": positions, "values": [values.get(i, 0.0) for i in range(count)]}
@@ -195,8 +215,8 @@ def rotated_signs(count: int, scale: float, seed: int) -> dict[str, Any]:
 
 def rotated_levels(count: int, width: int, scale: float, seed: int) -> dict[str, Any]:
     codes, scale = [5 * i % 2**width for i in range(count)], _float32(scale)
-    levels = [-x for x in reversed(LLOYD_MAX[width])] + LLOYD_MAX[width]
-    values = [_float32(x * scale) for x in _rotate_back([_float32(levels[code]) for code in codes], seed)]
+    levels = _lloyd_max(width)
+    values = [_float32(x * scale) for x in _rotate_back([levels[code] for code in codes], seed)]
     return {"kind": "rotated-levels", "width": width, "scale": scale, "seed": seed, "codes": codes, "values": values}
 
 
@@ -214,6 +234,10 @@ LLOYD_MAX = {  # docs/wire-format.md
     3: [0.24509418, 0.756005287, 1.34390926, 2.15194559],
     4: [0.128395036, 0.388048291, 0.656759143, 0.942340434, 1.25623119, 1.6180464, 2.06901717, 2.73258948],
 }
+
+
+def _lloyd_max(width: int) -> list[float]:
+    return [_float32(x) for x in [-x for x in reversed(LLOYD_MAX[width])] + LLOYD_MAX[width]]
 
 
 def _rotate_back(y: list[float], seed: int) -> list[float]:
@@ -281,6 +305,8 @@ def _part(kind: str, values: list[float], **more: Any) -> Part:
         return Levels.of(torch.tensor(more["levels"]), torch.tensor(more["scale"]), more["width"])
     if kind == "odd-levels":
         return OddLevels.of(torch.tensor(more["codes"]), torch.tensor(more["step"]), more["width"])
+    if kind == "channels":
+        return Channels(torch.tensor(more["codes"], dtype=torch.uint8), torch.tensor(more["scales"]), more["width"])
     if "seed" in more:
         return _seeded_part(kind, **more)
     positions = torch.tensor(more["positions"], dtype=torch.int64)

@@ -13,7 +13,7 @@ from torch import nn
 import fedbat
 from fedbat import FedBAT, Payload, UniformNoise, layout_of, make_method
 from fedbat.downlink import DOWNLINKS, snapshot
-from fedbat.errors import ConfigError
+from fedbat.errors import ConfigError, DataError
 from fedbat.flower import Compressed, begin, fedbat_mod
 from fedbat.flower.records import CONFIG, PUBLIC, tensors_of_record
 from fedbat.flower.sending import SENDING
@@ -24,6 +24,7 @@ from fedbat.streams import stream
 from tests.flower_world import NUM_CLIENTS, World, make_app, net, run, train_one
 
 LAYOUT = layout_of(net())
+WHOLE = whole_layout(net(), LAYOUT)
 
 
 def base(kind=flower.FedAvg, **options):
@@ -160,6 +161,21 @@ def test_strategies_with_momentum_see_changes_of_the_true_model(kind, down, monk
     assert len(seen) == 3
 
 
+@pytest.mark.parametrize("down", DOWNLINKS)
+def test_the_app_sees_the_arrays_in_their_own_order(down):
+    """Many apps load by position, and running_mean has the shape of a norm's weight."""
+    seen = []
+
+    def look(msg, context, call_next):
+        seen.append(list(msg.content["arrays"]))
+        return call_next(msg, context)
+
+    strategy = compressed(down)
+    result = run(strategy, World(make_app(fedbat_mod, look)), num_rounds=3)
+    names = list(net().state_dict())
+    assert len(seen) == 9 and all(order == names for order in [*seen, list(result.arrays), list(strategy.received)])
+
+
 # Nodes that lose, damage or miss what they hold
 
 
@@ -205,11 +221,11 @@ def other_tensors(context):
 
 def of_another_training(context):
     w = {name: x + 1 for name, x in net().state_dict().items()}
-    context.state[PUBLIC] = ArrayRecord(Follower(LAYOUT, 2, w).to_tensors())
+    context.state[PUBLIC] = ArrayRecord(Follower(WHOLE, 2, w).to_tensors())
 
 
 def older(context):
-    context.state[PUBLIC] = ArrayRecord(Follower.of(LAYOUT, net().state_dict()).to_tensors())
+    context.state[PUBLIC] = ArrayRecord(Follower.of(WHOLE, net().state_dict()).to_tensors())
 
 
 HARM = [restarted, damaged, version_gone, other_tensors, of_another_training, older]
@@ -305,6 +321,62 @@ def test_a_node_that_always_refuses_is_left_out_with_the_reason(caplog):
     assert found.train_metrics_clientapp[2]["fedbat-downlink-bytes"] == 4 * one + all_ + message_bytes(LAYOUT, 0)
 
 
+LIES = [
+    {},
+    {"partition-id": "two"},
+    {"partition-id": [2]},
+    {"partition-id": 2, "version": -1, "hash": b""},
+    {"partition-id": 2, "version": 2, "hash": bytes(16)},
+    {"partition-id": 2, "version": "newest", "hash": "right"},
+    {"partition-id": 2, "refused": 3},
+]
+
+
+@pytest.mark.parametrize("seed", [0, None])
+@pytest.mark.parametrize("lie", LIES)
+def test_whatever_a_node_says_about_itself_the_others_go_on(lie, seed):
+    """And it is never trained on a wrong model, only sent more than it needs."""
+    told = Told()
+    world = World(told)
+
+    def lying(reply):
+        reply.content[CONFIG] = ConfigRecord(lie)
+        return [reply]
+
+    world.spoil[2] = lying
+    found = run(compressed(strategy=all_of_them(), seed=seed), world)
+    assert all(m["fedbat-uploads"] >= 4 for m in found.train_metrics_clientapp.values())
+    for models in told.models.values():
+        assert all(same(model, models[0]) for model in models.values())
+
+
+@pytest.mark.parametrize("seed", [0, None])
+def test_whoever_says_what_another_holds_is_brought_up_to_date(seed):
+    """Client 2 is sent steps from what client 0 holds, refuses, and says better."""
+    told = Told()
+    world, held = World(told), {}
+
+    def remember(reply):
+        held.update({key: reply.content[CONFIG][key] for key in ("version", "hash")})
+        return [reply]
+
+    def repeat(reply):
+        if "refused" not in reply.content[CONFIG] and reply.content.array_records:
+            reply.content[CONFIG] = ConfigRecord({"partition-id": 2, **held})
+        return [reply]
+
+    world.spoil |= {0: remember, 2: repeat}
+    victim = next(node for node in world.contexts if world.partition(node) == 2)
+
+    def evaluate(round_, arrays):
+        restarted(world.contexts[victim])
+
+    found = run(compressed(strategy=all_of_them(), seed=seed), world, evaluate_fn=evaluate)
+    assert all(m["fedbat-uploads"] == 5 for m in found.train_metrics_clientapp.values())
+    for models in told.models.values():
+        assert all(same(model, models[0]) for model in models.values())
+
+
 def test_without_a_seed_following_works_too():
     told = Told()
     found = run(compressed(seed=None), World(told), num_rounds=5)
@@ -334,14 +406,25 @@ def test_a_nodes_copy_outlives_its_restart_on_its_disk(tmp_path):
     assert bytes_down(again) == [3 * message_bytes(LAYOUT, None)]
 
 
-def test_a_damaged_file_on_a_nodes_disk_is_as_good_as_none(tmp_path):
+def cut_short(raw):
+    return raw[:100]
+
+
+def other_dimensions(raw):
+    """In the metadata, which no checksum covers."""
+    assert b'"w/0.weight":"0,1"' in raw
+    return raw.replace(b'"w/0.weight":"0,1"', b'"w/0.weight":"0,,"')
+
+
+@pytest.mark.parametrize("damage", [cut_short, other_dimensions])
+def test_a_damaged_file_on_a_nodes_disk_is_as_good_as_none(damage, tmp_path):
     undisturbed, told = Told(), Told()
     run(compressed(strategy=all_of_them()), World(undisturbed), num_rounds=3)
     world = World(told, node_config={"fedbat-memory": str(tmp_path)})
 
     def evaluate(round_, arrays):
         for path in tmp_path.glob("*-public-1.*"):
-            path.write_bytes(path.read_bytes()[:100])
+            path.write_bytes(damage(path.read_bytes()))
         next(c for n, c in world.contexts.items() if world.partition(n) == 1).state = RecordDict()
 
     found = run(compressed(strategy=all_of_them()), world, num_rounds=3, evaluate_fn=evaluate)
@@ -375,6 +458,24 @@ def test_a_server_that_stops_goes_on_with_all_its_models(down, on_disk, tmp_path
     assert same(done.averaged, strategies[0].averaged)
 
 
+def gone(path):
+    path.unlink()
+
+
+def half(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    ("file", "harm"), [("last.json", half), ("round-2.safetensors", half), ("round-2.safetensors", gone)]
+)
+def test_a_damaged_checkpoint_is_told_as_such(file, harm, tmp_path):
+    run(compressed(checkpoint=tmp_path), World(make_app()), num_rounds=2)
+    harm(tmp_path / file)
+    with pytest.raises(DataError, match=r"cannot be read .*; restore it, or begin anew in another folder"):
+        run(compressed(checkpoint=tmp_path), World(make_app()), num_rounds=3)
+
+
 def test_a_second_training_with_the_same_nodes_starts_anew():
     world = World(make_app())
     first, second = (run(compressed(), world) for _ in range(2))
@@ -404,7 +505,7 @@ def test_clients_evaluate_what_they_receive(down):
 
 
 class Odd(nn.Module):
-    """Tied weights, a frozen layer, a buffer that is skipped."""
+    """Tied weights, a frozen layer, a buffer that is skipped, a weight without elements."""
 
     def __init__(self):
         super().__init__()
@@ -413,6 +514,7 @@ class Odd(nn.Module):
         self.out.weight = self.embed.weight
         self.frozen = nn.Linear(6, 8).requires_grad_(False)
         self.register_buffer("table", torch.randn(3))
+        self.none = nn.Parameter(torch.zeros(0, 3))
 
     def forward(self, x):
         return self.out(self.frozen(self.embed(x)))
@@ -435,8 +537,9 @@ def test_tied_frozen_and_skipped_tensors_arrive(down):
         return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=msg)
 
     model = Odd()
-    strategy = Compressed(all_of_them(), make_method("fedavg"), model, roles={"table": "skip"}, down=down)
-    strategy.start(World(app), ArrayRecord(model.state_dict()), 3)
+    strategy = Compressed(all_of_them(), FedBAT(), model, roles={"table": "skip"}, down=down)
+    result = strategy.start(World(app), ArrayRecord(model.state_dict()), 3)
+    assert all(m["fedbat-uploads"] == 5 for m in result.train_metrics_clientapp.values())
     first = {name: x.clone() for name, x in model.state_dict().items()}
     for state in seen:
         assert state.keys() == first.keys()
@@ -444,3 +547,13 @@ def test_tied_frozen_and_skipped_tensors_arrive(down):
         assert all(torch.equal(state[name], first[name]) for name in ("frozen.weight", "frozen.bias", "table"))
     assert not torch.equal(seen[-1]["out.weight"], seen[0]["out.weight"])  # it has learned
     assert {e.role for e in whole_layout(model, strategy.layout) if "weight" in e.name} == {"compress", "dense"}
+
+
+@pytest.mark.parametrize("down", ["4", "follow"])
+def test_what_clients_would_refuse_is_refused_at_the_start(down):
+    model = net()
+    model.register_buffer("mask", torch.full((2, 2), -torch.inf))
+    for roles in ({"mask": "skip"}, {}):
+        strategy = Compressed(all_of_them(), FedBAT(), model, roles=roles, down=down)
+        with pytest.raises(ConfigError, match=r"mask holds NaN or infinity, .*persistent=False"):
+            strategy.start(World(make_app()), ArrayRecord(model.state_dict()), 1)

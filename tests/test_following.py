@@ -1,6 +1,7 @@
 """The public model: every holder has the same bits, messages have the length that is counted, and nobody drifts."""
 
 import json
+import math
 import struct
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from fedbat.following import HASH_BYTES, Follower, Leader, follow, max_steps, me
 from fedbat.layout import Entry, Layout, layout_of, tensors_of
 from fedbat.models import build_model
 from tests.reference import decode as reference
-from tests.test_wire import seal
+from tests.test_wire import reference_layout, seal
 
 HEADER = 24 + 2 * HASH_BYTES
 
@@ -142,7 +143,7 @@ GOLDEN = json.loads((Path(__file__).parent / "golden" / "following.json").read_t
 
 def test_the_golden_messages_are_read_alike_by_us_and_by_a_reader_made_from_the_page():
     layout, models = Layout.from_text(GOLDEN["layout"]), GOLDEN["models"]
-    tensors = [reference.Tensor(e.name, e.role, str(e.dtype).removeprefix("torch."), tuple(e.shape)) for e in layout]
+    tensors = reference_layout(layout)
     first = Follower(layout, 0, {e.name: torch.tensor(models[0][e.name]).view(e.shape) for e in layout})
     whole, steps = bytes.fromhex(GOLDEN["whole"]), bytes.fromhex(GOLDEN["steps"])
     for follower in (follow(layout, None, whole), first.apply(steps)):
@@ -152,6 +153,26 @@ def test_the_golden_messages_are_read_alike_by_us_and_by_a_reader_made_from_the_
     for held in (None, (1, models[0]), (0, models[1])):
         with pytest.raises(reference.Invalid):
             reference.follow(steps, tensors, held)
+
+
+def test_minus_zeros_of_a_layer_that_stands_still_stay_what_they_are():
+    """-0 + (-0) is -0: the hash tells it from 0, and so would every other reader of the page."""
+    layout = Layout(
+        [
+            Entry("a", "compress", torch.float32, torch.Size([2, 20])),
+            Entry("b", "dense", torch.float32, torch.Size([3])),
+        ]
+    )
+    w = {"a": torch.full((2, 20), -0.0), "b": torch.tensor([-0.0, 0.0, 1e-45])}
+    leader = Leader(Follower.of(layout, w)).lead(w)
+    assert torch.signbit(leader.public.w["a"]).all() and torch.signbit(leader.public.w["b"]).tolist() == [
+        True,
+        False,
+        False,
+    ]
+    tensors, first = reference_layout(layout), {name: x.reshape(-1).tolist() for name, x in w.items()}
+    _, model = reference.follow(leader.message(Follower.of(layout, w).held), tensors, (0, first))
+    assert [math.copysign(1, x) for x in model["a"]] == [-1] * 40
 
 
 # Nobody drifts
@@ -253,6 +274,19 @@ def test_whoever_holds_something_else_is_told_so(rng):
         follow(layout_of(nn.Linear(3, 3)), None, leaders[4].message(None))
     for leader in others[1:]:  # a server that does not know what somebody holds sends all of it
         assert len(leaders[4].message(leader.public.held)) == message_bytes(layout, None)
+
+
+def test_what_is_followed_can_be_kept_up_to_the_last_version(rng):
+    last = 2**63 - 1
+    model = nn.Linear(3, 30)
+    layout = layout_of(model)
+    w = {name: x.clone() for name, x in tensors_of(model, layout).items()}
+    found = follow(layout, None, Leader(Follower.of(layout, w, last)).message(None))
+    assert Follower.from_tensors(layout, found.to_tensors()).held == found.held
+    beyond = Leader(Follower.of(layout, w, last)).lead(moved(w, rng))
+    for raw in (beyond.message(None), beyond.message(found.held)):
+        with pytest.raises(WireError, match="expected less than 2\\^63"):
+            found.apply(raw)
 
 
 @pytest.mark.parametrize("missed", [None, 0, 1, 2])

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedbat.channels import WIDTHS, Channels
 from fedbat.errors import WireError
 from fedbat.levels import Coded, Levels, OddLevels, num_steps, odd_levels
 from fedbat.parts import KINDS, Dense, Reader, Record, Signs, Sparse
@@ -53,6 +54,15 @@ def odd_levels_parts(draw, d, scales=steps):
 
 
 @st.composite
+def channels_parts(draw, d, scales=steps):
+    width = draw(st.sampled_from(WIDTHS))
+    codes = draw(st.lists(st.integers(0, 2**width - 1), min_size=d, max_size=d))
+    num = draw(st.sampled_from([c for c in range(1, d + 1) if d % c == 0])) if d else 0
+    found = draw(st.lists(scales.filter(lambda scale: scale < LARGEST / 3), min_size=num, max_size=num))
+    return Channels(torch.tensor(codes, dtype=torch.uint8), float_tensor(found), width)
+
+
+@st.composite
 def sparse_parts(draw, d, values=finite):
     positions = sorted(draw(st.sets(st.integers(0, d - 1)))) if d else []
     kept = draw(st.lists(values, min_size=len(positions), max_size=len(positions)))
@@ -60,12 +70,14 @@ def sparse_parts(draw, d, values=finite):
 
 
 def parts_of_size(d):
-    return dense_parts(d) | signs_parts(d) | levels_parts(d) | odd_levels_parts(d) | sparse_parts(d)
+    with_scale = signs_parts(d) | levels_parts(d) | odd_levels_parts(d) | channels_parts(d)
+    return dense_parts(d) | with_scale | sparse_parts(d)
 
 
 def tame_parts_of_size(d):
     scales = st.floats(0, 2.0**100, width=32).map(abs)
     with_scale = signs_parts(d, scales) | levels_parts(d, scales) | odd_levels_parts(d, scales)
+    with_scale |= channels_parts(d, scales)
     return dense_parts(d, tame) | with_scale | sparse_parts(d, tame)
 
 
@@ -106,6 +118,7 @@ def test_bits_per_kind(d):
     assert Signs.of(torch.ones(d, dtype=torch.bool), one).nbits == d + 32
     assert [Levels.of(torch.zeros(d), one, b).nbits for b in range(2, 9)] == [b * d + 32 for b in range(2, 9)]
     assert [OddLevels.of(torch.zeros(d), one, b).nbits for b in (2, 3, 4)] == [b * d + 32 for b in (2, 3, 4)]
+    assert [Channels.of(torch.ones(2, d), b).nbits for b in WIDTHS] == [b * 2 * d + 64 for b in WIDTHS]
     # Length of the unary part, one byte of it, two values.
     assert Sparse(torch.tensor([0, d]), torch.ones(2), d + 1).nbits <= 32 + 2 * 4 + 8 + 64
 

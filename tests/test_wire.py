@@ -19,12 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from fedbat.channels import WIDTHS, Channels
 from fedbat.errors import WireError
 from fedbat.layout import Entry, Layout, layout_of, tensors_of
 from fedbat.levels import Levels, OddLevels
 from fedbat.methods import make_method
 from fedbat.models import build_model
-from fedbat.parts import Dense, Signs, Sparse
+from fedbat.parts import KINDS, Dense, Signs, Sparse
 from fedbat.seeded_parts import MaskedNoise, RotatedLevels, RotatedSigns
 from fedbat.server import Aggregator
 from fedbat.wire import HEADER_BYTES, Payload, dense_upload_bytes
@@ -82,6 +83,8 @@ def part_from(kind, values, **more):
         return Levels.of(torch.tensor(more["levels"]), torch.tensor(more["scale"]), more["width"])
     if kind == "odd-levels":
         return OddLevels.of(torch.tensor(more["codes"]), torch.tensor(more["step"]), more["width"])
+    if kind == "channels":
+        return Channels(torch.tensor(more["codes"], dtype=torch.uint8), torch.tensor(more["scales"]), more["width"])
     if "seed" in more:
         return seeded_part_from(kind, **more)
     return Sparse(positions := torch.tensor(more["positions"], dtype=torch.int64), x[positions], len(values))
@@ -116,7 +119,9 @@ def test_golden_vectors_cover_every_kind_and_dtype():
     assert {f"{name}.bin" for name in VECTORS} == {path.name for path in GOLDEN.glob("*.bin")}
     parts = [part for vector in VECTORS.values() for part in vector["parts"].values()]
     seeded = {"rotated-signs", "rotated-levels", "masked-noise"}
-    assert {part["kind"] for part in parts} == {"dense", "signs", "levels", "sparse", "odd-levels"} | seeded
+    plain = {"dense", "signs", "levels", "sparse", "odd-levels", "channels"}
+    assert {part["kind"] for part in parts} == plain | seeded
+    assert {part["width"] for part in parts if part["kind"] == "channels"} == set(WIDTHS)
     for kind in ("rotated-levels", "odd-levels"):
         assert {part["width"] for part in parts if part["kind"] == kind} == {2, 3, 4}
     assert {part["width"] for part in parts if part["kind"] == "levels"} == set(range(2, 9))
@@ -243,7 +248,7 @@ def test_decoders_agree_on_what_is_damaged(payload, data):
     assert (found.context, values_of(found)) == expected
 
 
-@pytest.mark.parametrize("name", ["example", "mixed", "sparse"])
+@pytest.mark.parametrize("name", ["example", "mixed", "sparse", "channels"])
 def test_every_single_bit_behind_the_checksum(name):
     layout, raw = layout_from(VECTORS[name]), golden(name)
     outcomes = {True: 0, False: 0}
@@ -622,6 +627,19 @@ HOSTILE = {
     "odd levels of 255 bits": (5, 255, f32_word(1.0), bytes(NUMEL)),
     "odd levels, nothing there": (5, 4, f32_word(1.0), b""),
     "odd levels, infinite": (5, 2, f32_word(3e38), FULL + FULL + TAIL),
+    "channels, none": (4, 2, 0, FULL + FULL + TAIL),
+    "channels, no divisor": (4, 2, 3, bytes(12) + FULL + FULL + TAIL),
+    "channels, more than values": (4, 2, 2 * NUMEL, bytes(8 * NUMEL) + FULL + FULL + TAIL),
+    "channels, 2^32 - 1": (4, 2, 2**32 - 1, bytes(64)),
+    "channels, scales missing": (4, 2, NUMEL, bytes(64)),
+    "channels, scales alone": (4, 8, 10, bytes(40)),
+    "channels of 1 bit": (4, 1, 1, bytes(4) + FULL + TAIL),
+    "channels of 5 bits": (4, 5, 1, bytes(4 + 5 * NUMEL // 8) + TAIL),
+    "channels of 255 bits": (4, 255, 1, bytes(NUMEL)),
+    "channels, nan": (4, 2, 2, struct.pack("<2f", 1.0, math.nan) + FULL + FULL + TAIL),
+    "channels, negative": (4, 2, 2, struct.pack("<2f", 1.0, -1.0) + FULL + FULL + TAIL),
+    "channels, -0": (4, 2, 2, struct.pack("<2f", 1.0, -0.0) + FULL + FULL + TAIL),
+    "channels, infinite": (4, 2, 2, struct.pack("<2f", 1.0, 3e38) + FULL + FULL + TAIL),
     "signs, nothing there": (1, 0, f32_word(1.0), b""),
     "signs, a long tail": (1, 0, f32_word(1.0), FULL + bytes(20 * NUMEL)),
     "dense, nothing there": (0, 0, 0, b""),
@@ -650,7 +668,7 @@ def test_hostile_messages_make_the_receiver_allocate_next_to_nothing(case):
 HUGE = Layout([entry("w", [2**20, 2**20]), entry("b", [2**40], "dense")])
 
 
-@pytest.mark.parametrize("kind", [0, 1, 2, 3, 5, 16, 17, 18])
+@pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.parametrize("parameter", [0, 1, 3, 8, 31])
 @pytest.mark.parametrize("word", [0, 1, f32_word(1.0), 2**32 - 1])
 def test_a_short_message_for_a_model_too_large_for_this_machine(kind, parameter, word):
@@ -668,6 +686,9 @@ VALID = {  # message, and multiples of the dense size that decoding it may take
     "levels of 2 bits": (2, 2, f32_word(1.0), bytes(NUMEL // 4), 1 / 4),
     "levels of 8 bits": (2, 8, f32_word(1.0), bytes(NUMEL), 1 / 4),
     "odd levels of 2 bits": (5, 2, f32_word(1.0), bytes(NUMEL // 4), 1 / 4),
+    "channels of 2 bits": (4, 2, 1000, bytes(4000) + FULL + FULL, 1 / 4),
+    "channels of 8 bits": (4, 8, 1, bytes(4) + bytes(NUMEL), 1 / 4),
+    "channels, each its own": (4, 2, NUMEL, bytes(4 * NUMEL) + FULL + FULL, 2.75),  # scales, their check, codes
     "rotated signs": (16, 0, f32_word(1.0), bytes(8) + FULL, 1 / 32),
     "rotated levels of 4 bits": (17, 4, f32_word(1.0), bytes(8 + NUMEL // 2), 1 / 4),
     "masked noise": (18, 1, f32_word(1.0), bytes(8) + FULL, 1 / 32),

@@ -31,6 +31,8 @@ class Channels(Part):
 
         A scale that makes the largest weight fit, as with many bits, would waste levels on a few outliers.
         """
+        if not x.numel():
+            return cls(x.new_empty(0, dtype=torch.uint8), x.new_empty(0, dtype=torch.float32), width)
         channels = x.shape[0] if x.dim() > 1 else 1
         rows = x.detach().float().reshape(channels, -1)
         levels = unit_levels(width).to(x.device)
@@ -53,8 +55,10 @@ class Channels(Part):
         return self.width * self.numel + 32 * self.scales.numel()
 
     def unpack(self) -> Tensor:
-        rows = unit_levels(self.width).to(self.codes.device)[self.codes.int()].view(self.scales.numel(), -1)
-        return (rows * self.scales[:, None]).reshape(-1)
+        if not self.numel:
+            return self.scales
+        values = packing.look_up(unit_levels(self.width).to(self.codes.device), self.codes)
+        return values.view(self.scales.numel(), -1).mul_(self.scales[:, None]).reshape(-1)
 
     def record(self) -> Record:
         """The parameter is the width, the word the number of channels."""
@@ -67,14 +71,20 @@ class Channels(Part):
 
     @classmethod
     def parse(cls, record: Record, numel: int, reader: Reader) -> Self:
-        """As many values in each channel, every scale finite."""
+        """As many values in each channel, every one of them a finite number."""
         width, channels = record.parameter, record.word
-        if width not in WIDTHS or not 0 < channels <= numel or numel % channels:
+        fits = numel % channels == 0 if 0 < channels <= numel else channels == numel
+        if width not in WIDTHS or not fits:
             raise WireError(
                 f"{channels} channels of {width} bits for {numel} values, expected a divisor and one of {WIDTHS}; "
                 "the model is damaged"
             )
         scales = reader.take_floats(channels, "the scales of a tensor")
+        if torch.signbit(scales).any() or not torch.isfinite(scales * unit_levels(width)[-1]).all():
+            raise WireError(
+                f"scales from {scales.min()} to {scales.max()}, expected none below 0 and all values finite; the "
+                "sender's training diverged"
+            )
         codes = packing.unpack_codes(reader.take_bits(width * numel, "a tensor's levels"), numel, width)
         return cls(torch.from_numpy(codes), scales, width)
 
@@ -88,7 +98,8 @@ def unit_levels(width: int) -> Tensor:
     each level is the mean of its cell, each edge the middle between two levels. Else evenly from -1 to 1.
     """
     if width > _FEW:
-        return torch.linspace(-1, 1, 1 << width, device="cpu")
+        top = (1 << width) - 1
+        return torch.arange(-top, top + 1, 2, dtype=torch.float32, device="cpu") / top
     num, infinity = 1 << width, torch.tensor([math.inf], dtype=torch.float64, device="cpu")
     levels = torch.special.ndtri((torch.arange(num, dtype=torch.float64, device="cpu") + 0.5) / num)
     for _ in range(2000):

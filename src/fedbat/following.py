@@ -186,6 +186,8 @@ def _unpack(raw: bytes) -> tuple[int, Held, Held, memoryview]:
         raise WireError(f"starts with {magic!r}, expected {MAGIC!r}; these bytes bring no public model")
     if format_ != FORMAT:
         raise WireError(f"format version {format_}, this release reads {FORMAT}; use the same fedbat on both sides")
+    if end.version >> 63:  # nobody could keep it: files and other messages hold signed numbers
+        raise WireError(f"leads to version {end.version}, expected less than 2^63; the message is damaged")
     if unused or what not in (WHOLE, STEPS) or (what == WHOLE and start != NOTHING) or start.version > end.version:
         raise WireError("the header contradicts itself; the message is damaged")
     return what, start, end, memoryview(raw)[_HEADER.size :]

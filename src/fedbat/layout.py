@@ -1,6 +1,7 @@
 """Which tensors of a model travel, in which order, and how: the contract between client, wire and server."""
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -18,6 +19,8 @@ skip: it is not sent."""
 
 _INTEGERS = tuple(f"{sign}int{width}" for sign in ("", "u") for width in (8, 16, 32, 64))
 _DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16", "bool", *_INTEGERS)}
+
+_TOO_MANY = 2**60  # elements: their bytes could no longer be counted in 64 bits
 
 
 class Entry(NamedTuple):
@@ -80,8 +83,9 @@ class Layout(tuple[Entry, ...]):
 def layout_of(model: nn.Module, roles: Mapping[str, Role] | None = None) -> Layout:
     """The default policy, overridden for the names that match a pattern of `roles` ("head.*": "dense"; the last wins).
 
-    Weights with two or more dimensions are compressed; other floats (biases, norms, float buffers) travel dense; of
-    integer buffers the maximum is kept; frozen parameters are not sent. Tied weights count once.
+    Weights with two or more dimensions are compressed; other floats (biases, norms, float buffers) travel dense, and so
+    does what has no elements; of integer buffers the maximum is kept; frozen parameters are not sent. Tied weights
+    count once.
     """
     entries, unused = [], set(roles or {})
     for name, tensor, role in _tensors_with_default_role(model):
@@ -106,15 +110,14 @@ def layout_of(model: nn.Module, roles: Mapping[str, Role] | None = None) -> Layo
 
 
 def whole_layout(model: nn.Module, layout: Layout) -> Layout:
-    """All tensors of model.state_dict(), for whoever loads that: after those of `layout`, tied weights in the role of
-    the one they are, and what `layout` skips as it is.
+    """All tensors of model.state_dict() in its order, for whoever loads that: tied weights in the role of the one they
+    are, and what `layout` skips as it is.
     """
     roles: dict[str, Role] = {entry.name: entry.role for entry in layout}
-    entries, tied = list(layout), tied_names(model)
+    entries, tied = [], tied_names(model)
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if name not in roles:
-            role = roles.get(tied.get(name, name), "dense" if tensor.is_floating_point() else "max")
-            entries.append(Entry(name, role, tensor.dtype, tensor.shape))
+        role = roles.get(tied.get(name, name), "dense" if tensor.is_floating_point() else "max")
+        entries.append(Entry(name, role, tensor.dtype, tensor.shape))
     return Layout(entries)
 
 
@@ -133,7 +136,7 @@ def tensors_of(model: nn.Module, layout: Layout) -> Tensors:
 
 def _tensors_with_default_role(model: nn.Module) -> Iterator[tuple[str, Tensor, Role]]:
     for name, parameter in model.named_parameters():
-        trained: Role = "compress" if parameter.dim() >= 2 else "dense"
+        trained: Role = "compress" if parameter.dim() >= 2 and parameter.numel() else "dense"
         yield name, parameter, trained if parameter.requires_grad else "skip"
     persistent = model.state_dict(keep_vars=True).keys()
     for name, buffer in model.named_buffers():
@@ -144,16 +147,16 @@ def _tensors_with_default_role(model: nn.Module) -> Iterator[tuple[str, Tensor, 
 def _entry_from_line(line: str) -> Entry:
     match line.split("\t"):
         case [role, dtype, sizes, name] if role in get_args(Role) and dtype in _DTYPES:
-            shape = torch.Size(int(size) for size in sizes.split(",") if size.isdecimal())
-            if ",".join(map(str, shape)) == sizes:
-                return Entry(name, cast(Role, role), _DTYPES[dtype], shape)
+            shape = [int(size) for size in sizes.split(",") if size.isdecimal() and len(size) < 20]
+            if ",".join(map(str, shape)) == sizes and math.prod(size or 1 for size in shape) < _TOO_MANY:
+                return Entry(name, cast(Role, role), _DTYPES[dtype], torch.Size(shape))
     raise WireError(f"a tensor is told as {line!r}, expected role, type, sizes and name; was it sent by fedbat?")
 
 
 def _fits(tensor: Tensor, role: Role) -> bool:
     """Whether a pattern such as "head.*" may give this role: its integer buffers cannot travel as floats."""
     if role == "compress":
-        return isinstance(tensor, nn.Parameter)
+        return isinstance(tensor, nn.Parameter) and tensor.numel() > 0
     return role != "dense" or tensor.is_floating_point()
 
 
@@ -165,5 +168,7 @@ def _check(name: str, tensor: Tensor, role: Role) -> None:
     if tensor.is_floating_point() == (role == "max"):
         kind = "floats" if tensor.is_floating_point() else "integers"
         raise ConfigError(f"{name} holds {kind} and cannot have role {role!r}; use 'skip' or drop the entry")
+    if role == "compress" and not tensor.numel():
+        raise ConfigError(f"{name} has no elements, and so no step size; use 'dense' or 'skip'")
     if role == "compress" and not isinstance(tensor, nn.Parameter):
         raise ConfigError(f"{name} is a buffer, only parameters can be compressed; use 'dense' or 'skip'")

@@ -173,7 +173,7 @@ class Signs(Part):
         if self.packed.device.type != "cpu":  # nobody asks the device for a number: this can be recorded
             positive = packing.unpack_signs(self.packed, self.count)
             return positive.to(torch.float32).mul_(2).sub_(1).mul_(self.scale)
-        values = torch.zeros(self.count, dtype=torch.float32, device="cpu")
+        values = torch.full((self.count,), -0.0, dtype=torch.float32, device="cpu")  # added to, even -0 stays
         self.add_to(values, 1.0)
         return values
 

@@ -23,6 +23,9 @@ FORMATS = {  # section 5
 }
 
 
+TO_INFINITY = 2.0**128 - 2.0**103  # from there on f32 rounds to infinity
+
+
 class Invalid(Exception):
     """The bytes are not a version 1 message for this layout."""
 
@@ -67,6 +70,7 @@ def follow(raw: bytes, layout: list[Tensor], held: tuple[int, dict[str, list]] |
     """Section 10: (version, model) that a message leads to, or Invalid."""
     need(len(raw) >= 56 and raw[:5] == b"FBPM\x01" and raw[6:8] == bytes(2), "header")
     start, start_hash, version, end_hash = u64(raw[8:16]), raw[16:32], u64(raw[32:40]), raw[40:56]
+    need(version < 2**63, "version")
     payloads, at = [], 56
     while at < len(raw):
         need(len(raw) - at >= 40 and 40 <= u64(raw[at + 28 : at + 36]) <= len(raw) - at, "length of a payload")
@@ -131,7 +135,7 @@ def levels(b: int, word: bytes, d: int, stream: "Stream") -> list[float]:
 def odd_levels(b: int, word: bytes, d: int, stream: "Stream") -> list[float]:
     need(2 <= b <= 4, "width of odd levels")
     step = positive(word)
-    need((2**b - 1) * step < 2.0**128 - 2.0**103, "step of odd levels")  # from there on f32 rounds to infinity
+    need((2**b - 1) * step < TO_INFINITY, "step of odd levels")
     return [fl((2 * code + 1 - 2**b) * step) for code in stream.codes(d, b)]
 
 
@@ -158,6 +162,16 @@ def sparse(r: int, word: bytes, d: int, stream: "Stream") -> list[float]:
     return values
 
 
+def channels(b: int, word: bytes, d: int, stream: "Stream") -> list[float]:
+    c = u32(word)
+    need(b in (2, 3, 4, 8), "width of channels")
+    need(c == 0 if d == 0 else c > 0 and d % c == 0, "number of channels")
+    scales = [positive(stream.take(4)) for _ in range(c)]
+    table = [fl((2 * k - 255) / 255) for k in range(256)] if b == 8 else both_signs(POSITIVE_LEVELS[b])
+    need(all(scale * table[-1] < TO_INFINITY for scale in scales), "scale of channels")
+    return [fl(scales[i // (d // c)] * table[code]) for i, code in enumerate(stream.codes(d, b))]
+
+
 def rotated_signs(parameter: int, word: bytes, d: int, stream: "Stream") -> list[float]:
     need(parameter == 0, "parameter of rotated signs")
     scale = rotated_scale(word)
@@ -169,7 +183,7 @@ def rotated_levels(b: int, word: bytes, d: int, stream: "Stream") -> list[float]
     need(b in POSITIVE_LEVELS, "width of rotated levels")
     scale = rotated_scale(word)
     seed = u64(stream.take(8))
-    table = [-level for level in POSITIVE_LEVELS[b][::-1]] + POSITIVE_LEVELS[b]
+    table = both_signs(POSITIVE_LEVELS[b])
     return [fl(x * scale) for x in rotate_back([table[code] for code in stream.codes(d, b)], seed)]
 
 
@@ -190,6 +204,10 @@ POSITIVE_LEVELS = {
     3: [0.24509418, 0.756005287, 1.34390926, 2.15194559],
     4: [0.128395036, 0.388048291, 0.656759143, 0.942340434, 1.25623119, 1.6180464, 2.06901717, 2.73258948],
 }
+
+
+def both_signs(levels: list[float]) -> list[float]:
+    return [fl(level) for level in [-level for level in levels[::-1]] + levels]
 
 
 def rotate_back(y: list[float], seed: int) -> list[float]:
@@ -235,7 +253,8 @@ def rotated_scale(word: bytes) -> float:
 
 
 DECODERS = {
-    0: dense, 1: signs, 2: levels, 3: sparse, 5: odd_levels, 16: rotated_signs, 17: rotated_levels, 18: masked_noise,
+    0: dense, 1: signs, 2: levels, 3: sparse, 4: channels, 5: odd_levels,
+    16: rotated_signs, 17: rotated_levels, 18: masked_noise,
 }  # fmt: skip
 
 

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.serverapp.strategy import Strategy
+from safetensors import SafetensorError
 
+from fedbat.errors import DataError
 from fedbat.storage import load_tensors, save_tensors, write_text
 from fedbat.streams import Tensors
 
@@ -49,9 +51,15 @@ class ServerCheckpoint:
 
     def load(self, strategy: Strategy) -> tuple[int, dict[str, Tensors]]:
         """The last round and the models after it; the strategy gets back what it carried."""
-        last: dict[str, Any] = json.loads((self.folder / "last.json").read_text())
+        try:
+            last: dict[str, Any] = json.loads((self.folder / "last.json").read_text())
+            tensors = load_tensors(self.folder / last["file"])
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise DataError(
+                f"the checkpoint in {self.folder} cannot be read ({error}); restore it, or begin anew in another folder"
+            ) from error
         models: dict[str, Tensors] = {}
-        for path, tensor in load_tensors(self.folder / last["file"]).items():
+        for path, tensor in tensors.items():
             kind, _, name = path.partition("/")
             models.setdefault(kind, {})[name] = tensor
         for kind in _STATE:

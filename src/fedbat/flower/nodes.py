@@ -6,7 +6,7 @@ And what each holds of a public model that nodes follow, as it said itself when 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedbat.flower.records import CONFIG, held_in
+from fedbat.flower.records import CONFIG, client_in, held_in
 from fedbat.following import Held
 
 
@@ -32,10 +32,9 @@ class Nodes:
         questions = [Message(hello, message_type="train", dst_node_id=node) for node in strangers]
         for reply in grid.send_and_receive(questions, timeout=timeout) if questions else []:
             if self.note(reply):
-                partition = reply.content.config_records[CONFIG]["partition-id"]
                 self._silent.discard(reply.metadata.src_node_id)
-                if isinstance(partition, int) and partition >= 0:
-                    self.clients[reply.metadata.src_node_id] = partition
+                if (client := client_in(reply.content.config_records[CONFIG])) is not None:
+                    self.clients[reply.metadata.src_node_id] = client
         # Of two nodes with one partition the later to answer counts: the other is its former self.
         return {client: node for node, client in self.clients.items() if node in connected}
 

@@ -69,7 +69,7 @@ class Node:
             try:
                 if tensors := load():
                     return Follower.from_tensors(self.layout, tensors)
-            except (WireError, SafetensorError, OSError, ValueError):
+            except (WireError, SafetensorError, OSError, ValueError, RuntimeError):  # the last: sizes that do not fit
                 continue
         return None
 

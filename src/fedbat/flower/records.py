@@ -6,6 +6,7 @@ sent in fedbat's own format, and its layout with it. Nothing is unpickled.
 """
 
 import json
+import struct
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,17 +46,20 @@ def unpacked(record: ArrayRecord, stype: str) -> bytes:
 
 
 def model_to_bytes(tensors: Tensors) -> bytes:
-    """All tensors of a state dict."""
-    return safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()})
+    """All tensors of a state dict; safetensors forgets their order, apps that load by position must have it."""
+    order = {"order": json.dumps(list(tensors))}
+    return safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()}, order)
 
 
 def model_from_bytes(data: bytes) -> Tensors:
     """The tensors that `model_to_bytes` was given, in their order."""
     try:
         found = safetensors.torch.load(data)
-    except SafetensorError as error:
+        (length,) = struct.unpack_from("<Q", data)
+        order = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["order"])
+        return {name: found[name] for name in order}
+    except (SafetensorError, LookupError, TypeError, ValueError) as error:
         raise WireError(f"the model that arrived cannot be read ({error}); was it sent by fedbat?") from None
-    return found
 
 
 def tensors_of_record(record: ArrayRecord) -> Tensors:
@@ -66,6 +70,12 @@ def tensors_of_record(record: ArrayRecord) -> Tensors:
 def record_of_tensors(tensors: Tensors) -> ArrayRecord:
     """Tensors as a plain record."""
     return ArrayRecord(OrderedDict(tensors))
+
+
+def client_in(told: ConfigRecord) -> int | None:
+    """The partition id that a node says it has."""
+    client = told.get("partition-id")
+    return client if isinstance(client, int) and client >= 0 else None
 
 
 def held_in(told: ConfigRecord) -> Held | None:

@@ -14,6 +14,7 @@ import torch
 
 from fedbat.channels import WIDTHS
 from fedbat.downlink import FOLLOW, FULL, snapshot
+from fedbat.errors import ConfigError
 from fedbat.flower.records import MODEL, PUBLIC, SNAPSHOT, model_to_bytes
 from fedbat.following import HASH_BYTES, Follower, Held, Leader, Step
 from fedbat.layout import Layout
@@ -105,6 +106,7 @@ class SendSteps(Sending):
     @classmethod
     def begin(cls, layout: Layout, w: Tensors, saved: Tensors) -> "SendSteps":
         """The first public model is the true one; or go on with what `to_tensors` gave."""
+        _check_finite(w)
         if not saved:
             return cls(Leader(Follower.of(layout, w)))
         kept = sorted((int(name.removeprefix("step/")), x) for name, x in saved.items() if name.startswith("step/"))
@@ -139,8 +141,22 @@ class SendSteps(Sending):
         return self.leader.public.to_tensors() | steps
 
 
+def _check_finite(w: Tensors) -> None:
+    """Clients would refuse all else, round after round."""
+    for name, x in w.items():
+        if x.is_floating_point() and not torch.isfinite(x).all():
+            raise ConfigError(
+                f"{name} holds NaN or infinity, which does not go down in a few bits; use down='{FULL}', or "
+                "register_buffer(..., persistent=False) for what the model makes itself, such as a mask"
+            )
+
+
 def _snapshots(width: int) -> Callable[[Layout, Tensors, Tensors], Sending]:
-    return lambda layout, w, saved: SendSnapshot(width, layout, w)
+    def begin(layout: Layout, w: Tensors, saved: Tensors) -> Sending:
+        _check_finite(w)
+        return SendSnapshot(width, layout, w)
+
+    return begin
 
 
 SENDING: dict[str, Callable[[Layout, Tensors, Tensors], Sending]] = {

@@ -3,13 +3,13 @@
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from flwr.app import Message
 from flwr.common.constant import SUPERLINK_NODE_ID
 
 from fedbat.errors import WireError
-from fedbat.flower.records import CONFIG, UPLOAD, refusal_in, unpacked
+from fedbat.flower.records import CONFIG, UPLOAD, client_in, refusal_in, unpacked
 from fedbat.layout import Layout
 from fedbat.wire import Payload
 
@@ -99,8 +99,8 @@ def _read(reply: Message, layout: Layout, round_: int, weight_key: str, clients:
     weight = next((record[weight_key] for record in content.metric_records.values() if weight_key in record), None)
     if not isinstance(weight, int | float) or not 0 < weight < float("inf"):
         raise _Refused("weight", f"its metric {weight_key!r} is {weight}, expected a positive number of samples")
-    told = content.config_records[CONFIG]["partition-id"] if CONFIG in content.config_records else -1
-    client = clients.get(node, cast(int, told) if cast(int, told) >= 0 else node)
+    told = client_in(content.config_records[CONFIG]) if CONFIG in content.config_records else None
+    client = clients.get(node, node if told is None else told)
     return Upload(client, float(weight), payload, len(data), reply)
 
 
