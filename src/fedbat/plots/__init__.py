@@ -1,0 +1,25 @@
+"""Pictures of runs. The same records always give the same bytes."""
+
+from fedbat.plots.comparison import Curve, draw_comparison
+from fedbat.plots.links import LinkCurve, LinkRow, draw_link
+from fedbat.plots.panels import Line, Panel, draw_panels
+from fedbat.plots.spots import Spot, SpotPanel, draw_spots
+from fedbat.plots.styles import RunStyle, method_colors, run_styles, zoom
+
+__all__ = [
+    "Curve",
+    "Line",
+    "LinkCurve",
+    "LinkRow",
+    "Panel",
+    "RunStyle",
+    "Spot",
+    "SpotPanel",
+    "draw_comparison",
+    "draw_link",
+    "draw_panels",
+    "draw_spots",
+    "method_colors",
+    "run_styles",
+    "zoom",
+]
