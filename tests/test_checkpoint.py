@@ -23,6 +23,7 @@ from fedbat.errors import ConfigError, DataError
 from fedbat.experiment import prepare
 from fedbat.run import run_recorded
 from fedbat.simulation import initial_state, rounds
+from tests.command import ENVIRONMENT
 
 from .test_simulation import SMALL
 
@@ -145,7 +146,7 @@ def test_killed_by_the_system_at_random_moments(method, tmp_path):
         "--method", method, "--clients", "12", "--per-round", "3", "--epochs", "1", "--rounds", "12",
         "--model", "tests.test_simulation:tiny", "--engine", "sequential",
     ]  # fmt: skip
-    env = os.environ | {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
+    env = os.environ | ENVIRONMENT
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     subprocess.run([*start, "run", *options, "--out", whole], env=env, check=True, timeout=300, capture_output=True)
     kills, moments = 0, random.Random(method)

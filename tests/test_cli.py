@@ -1,26 +1,15 @@
-"""The command line as a person meets it: real processes, real folders."""
+"""The command line as a person meets it: real folders, and real processes wherever something is run."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 import torch
 from torch import nn
 
-FAST = ["--clients", "20", "--per-round", "2", "--epochs", "1", "--model", "tests.test_simulation:tiny"]
-
-
-def fedbat(*args, cwd=None, check=None, **environment):
-    env = os.environ | {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1", "COLUMNS": "120"} | environment
-    command = [sys.executable, "-m", "fedbat", *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd, env=env)
-    if check is not None:
-        assert done.returncode == check, done.stdout + done.stderr
-    return done
+from tests.command import FAST, fedbat, process
 
 
 def no_model(shape, num_classes):
@@ -87,15 +76,13 @@ def test_compare_sets_downlinks_side_by_side_and_prices_them(tmp_path):
 
 def interrupted(out, *args):
     """Ctrl-C once a round is done; what was printed."""
-    env = os.environ | {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "fedbat", *map(str, args), "--out", str(out)]
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    running = subprocess.Popen(**process(*args, "--out", out), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     deadline = time.time() + 120
     while not list(out.rglob("rounds.jsonl")) and time.time() < deadline:
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=60)
-    assert process.returncode == 130 and "interrupted after" in printed and "Traceback" not in printed
+    running.send_signal(signal.SIGINT)
+    printed, _ = running.communicate(timeout=60)
+    assert running.returncode == 130 and "interrupted after" in printed and "Traceback" not in printed
     return printed
 
 
@@ -167,7 +154,7 @@ def test_another_engine_goes_on_and_is_said_and_recorded(tmp_path):
         (["compare", "--methods", "fedavg,signsgd", "--set", "rho=3"], "fits none of the compared methods"),
         (["compare", "--methods", "fedbat", "--set", "fedbat.rho=x"], "could not be read"),
         (["compare", "--down", "4,4"], "--down is '4,4', expected different names such as 32,4"),
-        (["compare", "--down", "4,5"], "down is .5., expected 32, 8, 4, 3, 2, follow"),
+        (["compare", "--down", "4,5"], "down is '5', expected 32, 8, 4, 3, 2, follow"),
         (["compare", "--link", "up=10"], "--link is 'up=10', expected up=10,down=50 (Mbit/s)"),
         (["compare", "--target", "0.8"], "there is no --link to reach it on"),
         (["compare", "--link", "up=1,down=1", "--target", "80"], "--target is 80.0, expected an accuracy above 0"),
@@ -187,11 +174,12 @@ def test_another_engine_goes_on_and_is_said_and_recorded(tmp_path):
         (["run", "--precision", "fp8"], "choose from fp32, tf32, bf16"),
     ],
 )
-def test_mistakes_end_in_one_sentence_and_leave_nothing(arguments, sentence, tmp_path):
-    done = fedbat(*arguments, cwd=tmp_path)
+def test_mistakes_end_in_one_sentence_and_leave_nothing(arguments, sentence, fedbat_here, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = fedbat_here(*arguments)
     words = " ".join(done.stderr.replace("│", " ").split())
     assert done.returncode == 2 and sentence in words, done.stderr
-    assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir())
 
 
 def test_folder_in_use_is_refused(tmp_path):
@@ -205,17 +193,17 @@ def test_divergence_is_explained(tmp_path):
     assert "lower --lr" in done.stderr and "Traceback" not in done.stderr and not (tmp_path / "x").exists()
 
 
-def test_methods_and_data_and_version(tmp_path):
-    listed = fedbat("methods", check=0).stdout
+def test_methods_and_data_and_version(fedbat_here, tmp_path):
+    listed = fedbat_here("methods", check=0).stdout
     assert all(word in listed for word in ("fedbat", "rho=6", "phi=0.5", "bounds=0.0005,0.05", "E[m_hat] = m"))
-    assert "fmnist-mini" in fedbat("data", "list", check=0).stdout
-    fedbat("data", "show", "--partition", "labels", "--clients", 12, "--out", tmp_path / "p.png", check=0)
-    fedbat("data", "show", "--partition", "virtual", "--clients", 10**6, "--out", tmp_path / "v.png", check=0)
+    assert "fmnist-mini" in fedbat_here("data", "list", check=0).stdout
+    fedbat_here("data", "show", "--partition", "labels", "--clients", 12, "--out", tmp_path / "p.png", check=0)
+    fedbat_here("data", "show", "--partition", "virtual", "--clients", 10**6, "--out", tmp_path / "v.png", check=0)
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("p.png", "v.png"))
     assert fedbat("--version", check=0).stdout.startswith("fedbat ")
 
 
 @pytest.mark.parametrize("command", [["run"], ["compare"], ["resume"], ["price"], ["data", "show"]])
-def test_help_has_examples(command):
-    text = fedbat(*command, "--help", check=0).stdout
+def test_help_has_examples(command, fedbat_here):
+    text = fedbat_here(*command, "--help", check=0).stdout
     assert "Example" in text and "fedbat " + " ".join(command) in text
