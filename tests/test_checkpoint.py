@@ -138,8 +138,8 @@ def test_killed_at_one_moment_after_the_other(federation, uninterrupted, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_killed_by_the_system_at_random_moments(method, tmp_path):
-    """Through the command line, in new processes."""
+def test_killed_by_the_system_at_random_moments(method, fedbat_here, tmp_path):
+    """Through the command line; what is killed, in new processes."""
     code = "import fedbat.run, fedbat.cli; fedbat.run.CHECKPOINT_SECONDS = 0.05; fedbat.cli.main()"
     start = [sys.executable, "-c", code]
     options = [
@@ -148,7 +148,7 @@ def test_killed_by_the_system_at_random_moments(method, tmp_path):
     ]  # fmt: skip
     env = os.environ | ENVIRONMENT
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run([*start, "run", *options, "--out", whole], env=env, check=True, timeout=300, capture_output=True)
+    fedbat_here("run", *options, "--out", whole, check=0)
     kills, moments = 0, random.Random(method)
     command = [*start, "run", *options, "--out", killed]
     while True:

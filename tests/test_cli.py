@@ -54,7 +54,7 @@ def test_compare_ends_in_a_table_and_a_picture(tmp_path):
     assert str(out / "compare.png") in done.stdout
 
 
-def test_compare_sets_downlinks_side_by_side_and_prices_them(tmp_path):
+def test_compare_sets_downlinks_side_by_side_and_prices_them(fedbat_here, tmp_path):
     out, on = tmp_path / "out", ("--link", "up=1,down=8,compute=2x", "--target", "0.01")
     plan = ("--rounds", 3, "--methods", "fedavg,fedbat", "--down", "32,follow")
     done = fedbat("compare", *FAST, *plan, *on, "--out", out, check=0)
@@ -69,7 +69,7 @@ def test_compare_sets_downlinks_side_by_side_and_prices_them(tmp_path):
         expected = sent + 2 * max(first["client_seconds"]) + first["server_seconds"]
         assert run["to_target"]["seconds"] == pytest.approx(expected)
     assert (out / "link.png").read_bytes().startswith(b"\x89PNG")
-    again = fedbat("price", out, *on, "--out", tmp_path / "again", check=0)
+    again = fedbat_here("price", out, *on, "--out", tmp_path / "again", check=0)
     assert (tmp_path / "again" / "link.json").read_bytes() == (out / "link.json").read_bytes()
     assert "measured client by client" in again.stdout
 
@@ -78,37 +78,38 @@ def interrupted(out, *args):
     """Ctrl-C once a round is done; what was printed."""
     running = subprocess.Popen(**process(*args, "--out", out), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     deadline = time.time() + 120
-    while not list(out.rglob("rounds.jsonl")) and time.time() < deadline:
-        time.sleep(0.1)
+    # The first round is done for certain once the second is written.
+    while not any(path.read_text().count("\n") > 1 for path in out.rglob("rounds.jsonl")) and time.time() < deadline:
+        time.sleep(0.02)
     running.send_signal(signal.SIGINT)
     printed, _ = running.communicate(timeout=60)
     assert running.returncode == 130 and "interrupted after" in printed and "Traceback" not in printed
     return printed
 
 
-def test_interrupt_leaves_a_valid_record_to_go_on_from(tmp_path):
+def test_interrupt_leaves_a_valid_record_to_go_on_from(fedbat_here, tmp_path):
     out = tmp_path / "run"
     printed = interrupted(out, "run", *FAST, "--rounds", 40, "--engine", "sequential")
     summary = json.loads((out / "summary.json").read_text())
     lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     assert summary["status"] == "interrupted" and summary["rounds_done"] == len(lines) >= 1
     assert (out / "model.safetensors").exists() and f"go on with: fedbat resume {out}" in printed
-    refused = fedbat("run", *FAST, "--out", out, check=2)
+    refused = fedbat_here("run", *FAST, "--out", out, check=2)
     assert f"holds an unfinished run; go on with it by `fedbat resume {out}`" in refused.stderr
     again = fedbat("resume", out, check=0).stdout
     assert f"going on with round {len(lines) + 1}" in again and "round 40/40" in again and "vs fp32" in again
     assert "round 1/40" not in again and "instead of" not in again
     summary = json.loads((out / "summary.json").read_text())
     assert summary["status"] == "finished" and summary["rounds_done"] == 40
-    assert f"the run in {out} is finished already: 40 rounds" in fedbat("resume", out, check=0).stdout
+    assert f"the run in {out} is finished already: 40 rounds" in fedbat_here("resume", out, check=0).stdout
 
 
-def test_comparison_goes_on_with_the_methods_that_are_left(tmp_path):
+def test_comparison_goes_on_with_the_methods_that_are_left(fedbat_here, tmp_path):
     out = tmp_path / "out"
     args = ["compare", *FAST, "--rounds", 15, "--methods", "fedbat,fedpaq", "--set", "fedpaq.bits=3"]
     printed = interrupted(out, *args, "--engine", "sequential")
     assert f"go on with: fedbat resume {out}" in printed and not (out / "fedpaq").exists()
-    assert "holds an unfinished run" in fedbat("run", *FAST, "--out", out, check=2).stderr
+    assert "holds an unfinished run" in fedbat_here("run", *FAST, "--out", out, check=2).stderr
     done = fedbat("resume", out, "--memory-budget", "1.5 GB", check=0).stdout
     summaries = {m: json.loads((out / m / "summary.json").read_text()) for m in ("fedbat", "fedpaq")}
     assert all(summary["status"] == "finished" for summary in summaries.values())
@@ -116,20 +117,20 @@ def test_comparison_goes_on_with_the_methods_that_are_left(tmp_path):
     assert summaries["fedpaq"]["engine"]["asked"] == "sequential"
     assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
     assert sum("less" in line for line in done.splitlines()) == 2
-    assert "is finished already" in fedbat("resume", out, check=0).stdout
+    assert "is finished already" in fedbat_here("resume", out, check=0).stdout
     (out / "compare.png").unlink()
-    fedbat("resume", out, check=0)
+    fedbat_here("resume", out, check=0)
     assert (out / "compare.png").exists()
 
 
-def test_another_engine_goes_on_and_is_said_and_recorded(tmp_path):
+def test_another_engine_goes_on_and_is_said_and_recorded(fedbat_here, tmp_path):
     out = tmp_path / "run"
     interrupted(out, "run", *FAST, "--rounds", 15, "--engine", "sequential")
     summary = json.loads((out / "summary.json").read_text())
     summary["engine"] |= {"name": "CudaEngine", "precision": "bf16", "asked": "cuda"}
     (out / "summary.json").write_text(json.dumps(summary))
     if not torch.cuda.is_available():
-        assert "use --engine auto" in fedbat("resume", out, check=2).stderr
+        assert "use --engine auto" in fedbat_here("resume", out, check=2).stderr
     done = fedbat("resume", out, "--engine", "sequential", "--precision", "fp32", check=0).stdout
     assert "engine SequentialEngine (fp32) instead of CudaEngine (bf16): the results may differ" in done
     summary = json.loads((out / "summary.json").read_text())

@@ -227,7 +227,8 @@ def many():
 
 def test_pictures_of_traffic_are_one_for_each_data_set_and_the_same_for_the_same_records(tmp_path):
     records = Records(tuple(many()))
-    first, second = draw_figures(BOOK, records, tmp_path / "a"), draw_figures(BOOK, records, tmp_path / "b")
+    book = dataclasses.replace(BOOK, tables={"traffic": FEW})
+    first, second = draw_figures(book, records, tmp_path / "a"), draw_figures(book, records, tmp_path / "b")
     names = {f"{dataset}-n100-traffic.{end}" for dataset in ("fmnist", "cifar10") for end in ("png", "svg")}
-    assert names <= {path.name for path in first}
+    assert names == {path.name for path in first}
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
