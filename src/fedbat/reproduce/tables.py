@@ -190,7 +190,7 @@ def load_book(folder: Path, protocol: str = PROTOCOL) -> Book:
     order = tuple(Part(**({"only": {}} | part)) for part in files["order"]["part"])
     names = dict.fromkeys([part.table for part in order] + [name for name in files if "grid" in files[name]])
     if missing := names.keys() - files.keys():
-        raise ConfigError(f"{folder / 'order.toml'} names {', '.join(missing)}, which is no file there")
+        raise ConfigError(f"{folder / 'order.toml'} names {', '.join(missing)}, which is no file there; add it")
     tables = {name: _table(folder, name, files[name], chosen) for name in names}
     notes = tuple(Note(**note) for note in files["notes"].get("note", []))
     book = Book(folder, tables, order, notes, chosen)
