@@ -278,7 +278,7 @@ def _assemble(context: int, tensors: list[tuple[Any, ...]]) -> tuple[Payload, di
         role = "compress" if isinstance(content, dict) else "dense" if dtype.is_floating_point else "max"
         entries.append(Entry(name, role, dtype, torch.Size(shape)))
         if isinstance(content, dict):
-            parts[name] = _part(**content)
+            parts[name] = part_of(**content)
         else:
             rest[name] = torch.tensor(content, dtype=dtype).view(shape)
     layout = Layout(entries)
@@ -295,7 +295,8 @@ def _assemble(context: int, tensors: list[tuple[Any, ...]]) -> tuple[Payload, di
     return Payload(layout, parts, rest, context), vector
 
 
-def _part(kind: str, values: list[float], **more: Any) -> Part:
+def part_of(kind: str, values: list[float], **more: Any) -> Part:
+    """The part that the content of a tensor describes."""
     x = torch.tensor(values, dtype=torch.float32)
     if kind == "dense":
         return Dense(x)

@@ -6,10 +6,15 @@ import random
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp import strategy as flower
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
-from fedbat.flower import begin, fedbat_mod
+import fedbat
+from fedbat import FedBAT, UniformNoise
+from fedbat.flower import Compressed, begin, fedbat_mod
+from fedbat.flower.records import tensors_of_record
+from fedbat.streams import stream
 
 NUM_CLIENTS = 5
 SIZES = [30, 50, 20, 70, 40]
@@ -105,6 +110,36 @@ def make_app(*mods):
         return Message(RecordDict({"metrics": metrics}), reply_to=msg)
 
     return app
+
+
+def base(kind=flower.FedAvg, **options):
+    return kind(fraction_train=0.6, fraction_evaluate=0.0, min_available_nodes=3, **options)
+
+
+def compressed(method=None, strategy=None, **options):
+    return Compressed(strategy or base(), method or FedBAT(), net(), **options)
+
+
+def sampled(round_, seed=0):
+    """The partitions that `base` takes part with."""
+    return sorted(stream(seed, "clients", round_).choice(NUM_CLIENTS, 3, replace=False).tolist())
+
+
+def train_locally(method, model, client, round_, memory):
+    """What a client uploads and how many samples it has, by the library alone."""
+    begun = []
+
+    def begin_(model, optimizer, num_steps):
+        noise = UniformNoise(0, "noise", round_, client)
+        begun.append(fedbat.begin(method, model, optimizer, num_steps, memory=memory, noise=noise, context=round_))
+
+    _, num_samples = train_one(model, client, begin_)
+    return begun[0].finish(), num_samples
+
+
+def same(a, b):
+    a, b = (tensors_of_record(x) if isinstance(x, ArrayRecord) else x for x in (a, b))
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in a)
 
 
 def run(strategy, world, num_rounds=3, **options):

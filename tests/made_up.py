@@ -1,10 +1,25 @@
-"""Whole records of rows of experiment files, made up."""
+"""Made up: experiment files that run in seconds, and whole records of rows of any."""
 
 import dataclasses
 from pathlib import Path
 
 from fedbat.methods import make_method
-from fedbat.reproduce import Record
+from fedbat.reproduce import Record, load_book
+
+EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+
+
+def small_book(folder, files):
+    """A book of these files, text by path, and the protocols of the real one."""
+    protocols = (EXPERIMENTS / "protocols.toml").read_text()
+    for path, text in ({"protocols.toml": protocols, "notes.toml": ""} | files).items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    return load_book(folder)
+
+
+def quiet(text):
+    """For sweeps that nobody listens to."""
 
 
 def made_up(row, accuracy, seed=0, up=1000.0, down=3000.0):

@@ -23,6 +23,7 @@ from fedbat.errors import ConfigError, DataError
 from fedbat.experiment import prepare
 from fedbat.run import run_recorded
 from fedbat.simulation import initial_state, rounds
+from tests.command import ENVIRONMENT
 
 from .test_simulation import SMALL
 
@@ -137,17 +138,17 @@ def test_killed_at_one_moment_after_the_other(federation, uninterrupted, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_killed_by_the_system_at_random_moments(method, tmp_path):
-    """Through the command line, in new processes."""
+def test_killed_by_the_system_at_random_moments(method, fedbat_here, tmp_path):
+    """Through the command line; what is killed, in new processes."""
     code = "import fedbat.run, fedbat.cli; fedbat.run.CHECKPOINT_SECONDS = 0.05; fedbat.cli.main()"
     start = [sys.executable, "-c", code]
     options = [
         "--method", method, "--clients", "12", "--per-round", "3", "--epochs", "1", "--rounds", "12",
         "--model", "tests.test_simulation:tiny", "--engine", "sequential",
     ]  # fmt: skip
-    env = os.environ | {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
+    env = os.environ | ENVIRONMENT
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run([*start, "run", *options, "--out", whole], env=env, check=True, timeout=300, capture_output=True)
+    fedbat_here("run", *options, "--out", whole, check=0)
     kills, moments = 0, random.Random(method)
     command = [*start, "run", *options, "--out", killed]
     while True:

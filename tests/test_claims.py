@@ -23,8 +23,8 @@ from fedbat.reproduce.record import publish
 from fedbat.reproduce.report import render
 from fedbat.reproduce.results import Results
 from fedbat.reproduce.verdicts import EVIDENCE, HEADER, claim_row, evidence_rows
+from tests.made_up import EXPERIMENTS
 
-EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 BOOK = load_book(EXPERIMENTS)
 SHELF = Shelf(BOOK)
 CLAIMS = load_claims(EXPERIMENTS)

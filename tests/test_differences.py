@@ -13,9 +13,9 @@ from fedbat.reproduce.kinds import Shelf
 from fedbat.reproduce.report import render
 from fedbat.reproduce.results import Results
 from fedbat.reproduce.tables import Note
-from tests.made_up import made_up
+from tests.made_up import EXPERIMENTS, made_up
 
-BOOK = load_book(Path(__file__).parent.parent / "experiments")
+BOOK = load_book(EXPERIMENTS)
 SHELF = Shelf(BOOK)
 DIFFERENCES = BOOK.tables["differences"]
 

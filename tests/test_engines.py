@@ -239,7 +239,7 @@ def test_a_script_without_a_guard_is_told_so(tmp_path):
         "from fedbat.experiment import Experiment, prepare\n"
         "from fedbat.simulation import initial_state, rounds\n"
         "federation = prepare(Experiment(rounds=1, epochs=1, per_round=2))\n"
-        "list(rounds(federation, CpuEngine(federation, Workers(2)), initial_state(federation)))\n"
+        "list(rounds(federation, CpuEngine(federation, Workers(1)), initial_state(federation)))\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1

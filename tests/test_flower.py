@@ -14,48 +14,33 @@ from flwr.serverapp import strategy as flower
 from flwr.supercore.task_identity import TaskIdentity
 
 import fedbat
-from fedbat import METHODS, FedBAT, Payload, UniformNoise, layout_of, make_method
+from fedbat import METHODS, FedBAT, Payload, layout_of, make_method
 from fedbat.errors import ConfigError, MethodError, WireError
 from fedbat.flower import Compressed, begin, fedbat_mod
 from fedbat.flower.client import MEMORY
 from fedbat.flower.records import CONFIG, UPLOAD, Orders, packed, tensors_of_record, unpacked
 from fedbat.streams import stream
-from tests.flower_world import NUM_CLIENTS, World, make_app, net, run, train_one
+from tests.flower_world import (
+    NUM_CLIENTS,
+    World,
+    base,
+    compressed,
+    make_app,
+    net,
+    run,
+    same,
+    sampled,
+    train_locally,
+)
 
 
-def base(**options):
-    return flower.FedAvg(fraction_train=0.6, fraction_evaluate=0.0, min_available_nodes=3, **options)
-
-
-def compressed(method=None, strategy=None, **options):
-    return Compressed(strategy or base(), method or FedBAT(), net(), **options)
-
-
-def same(a, b):
-    a, b = (tensors_of_record(x) if isinstance(x, ArrayRecord) else x for x in (a, b))
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in a)
-
-
-def locally(method, num_rounds, seed=0):
+def locally(method, num_rounds):
     """The same federation by the library's own Server."""
     model = net()
     server, memories = fedbat.Server(method, model), {}
     for round_ in range(num_rounds):
-        for k in sorted(stream(seed, "clients", round_).choice(NUM_CLIENTS, 3, replace=False)):
-            local, client = copy.deepcopy(model), int(k)
-            held = []
-
-            def begin_(model, optimizer, num_steps, held=held, client=client, round_=round_):
-                noise = UniformNoise(seed, "noise", round_, client)
-                held.append(
-                    fedbat.begin(
-                        method, model, optimizer, num_steps,
-                        memory=memories.get(client), noise=noise, context=round_,
-                    )
-                )  # fmt: skip
-
-            _, num = train_one(local, client, begin_)
-            upload = held[0].finish()
+        for client in sampled(round_):
+            upload, num = train_locally(method, copy.deepcopy(model), client, round_, memories.get(client))
             memories[client] = upload.memory
             server.add(upload.to_bytes(), num, context=round_)
         server.step()
@@ -83,8 +68,7 @@ def test_clients_are_sampled_by_partition_whatever_their_node_ids():
     assert same(first.arrays, second.arrays)
     assert worlds[0].asked[1:] == worlds[1].asked[1:]
     assert sorted(worlds[0].asked[0]) == list(range(NUM_CLIENTS))  # everyone is asked who it is, once
-    expected = [sorted(stream(7, "clients", r).choice(NUM_CLIENTS, 3, replace=False).tolist()) for r in range(3)]
-    assert [asked for asked in worlds[0].asked[1:] if asked] == expected
+    assert [asked for asked in worlds[0].asked[1:] if asked] == [sampled(round_, seed=7) for round_ in range(3)]
 
 
 def test_of_two_nodes_with_one_partition_the_later_to_answer_counts():

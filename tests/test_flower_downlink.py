@@ -11,7 +11,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
 import fedbat
-from fedbat import FedBAT, Payload, UniformNoise, layout_of, make_method
+from fedbat import FedBAT, Payload, layout_of, make_method
 from fedbat.downlink import DOWNLINKS, snapshot
 from fedbat.errors import ConfigError, DataError
 from fedbat.flower import Compressed, begin, fedbat_mod
@@ -20,28 +20,24 @@ from fedbat.flower.sending import SENDING
 from fedbat.following import Follower, Leader, follow, message_bytes
 from fedbat.layout import whole_layout
 from fedbat.server import averaged
-from fedbat.streams import stream
-from tests.flower_world import NUM_CLIENTS, World, make_app, net, run, train_one
+from tests.flower_world import (
+    World,
+    base,
+    compressed,
+    make_app,
+    net,
+    run,
+    same,
+    sampled,
+    train_locally,
+)
 
 LAYOUT = layout_of(net())
 WHOLE = whole_layout(net(), LAYOUT)
 
 
-def base(kind=flower.FedAvg, **options):
-    return kind(fraction_train=0.6, fraction_evaluate=0.0, min_available_nodes=3, **options)
-
-
-def compressed(down="follow", method=None, strategy=None, **options):
-    return Compressed(strategy or base(), method or FedBAT(), net(), down=down, **options)
-
-
-def same(a, b):
-    a, b = (tensors_of_record(x) if isinstance(x, ArrayRecord) else x for x in (a, b))
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in a)
-
-
-def sampled(round_):
-    return sorted(stream(0, "clients", round_).choice(NUM_CLIENTS, 3, replace=False).tolist())
+def following(strategy=None, **options):
+    return compressed(strategy=strategy, down="follow", **options)
 
 
 class Everyone:
@@ -71,20 +67,9 @@ def locally(down, method, num_rounds):
     for round_ in range(num_rounds):
         got = everyone.send(model.state_dict(), sampled(round_))
         for client in sampled(round_):
-            local, held = net(), []
+            local = net()
             local.load_state_dict(got[client])
-
-            def begin_(model, optimizer, num_steps, held=held, client=client, round_=round_):
-                noise = UniformNoise(0, "noise", round_, client)
-                held.append(
-                    fedbat.begin(
-                        method, model, optimizer, num_steps,
-                        memory=memories.get(client), noise=noise, context=round_,
-                    )
-                )  # fmt: skip
-
-            _, num = train_one(local, client, begin_)
-            upload = held[0].finish()
+            upload, num = train_locally(method, local, client, round_, memories.get(client))
             memories[client] = upload.memory
             server.add(upload.to_bytes(), num, context=round_)
         server.step()
@@ -101,7 +86,7 @@ def test_flower_gives_the_weights_and_the_bytes_of_the_library_alone(down, metho
     def evaluate(round_, arrays):
         seen.append((arrays, strategy.received, strategy.averaged))
 
-    strategy = compressed(down, method, average=0.5)
+    strategy = compressed(method, down=down, average=0.5)
     result = run(strategy, World(make_app()), num_rounds=4, evaluate_fn=evaluate)
     truth, everyone = locally(down, method, 4)
     assert same(result.arrays, truth[-1])
@@ -121,7 +106,7 @@ def test_every_downlink_of_the_simulation_is_there():
         with pytest.raises(ConfigError):
             compressed(**wrong)
     with pytest.raises(ConfigError, match="no model before `start`"):
-        compressed().received  # noqa: B018
+        following().received  # noqa: B018
 
 
 @pytest.mark.parametrize("kind", [flower.FedAdam, flower.FedAvgM])
@@ -152,7 +137,7 @@ def test_strategies_with_momentum_see_changes_of_the_true_model(kind, down, monk
         truth.append(tensors_of_record(arrays))
         uploads.append([])
 
-    run(compressed(down, strategy=found), World(listening), num_rounds=3, evaluate_fn=evaluate)
+    run(compressed(down=down, strategy=found), World(listening), num_rounds=3, evaluate_fn=evaluate)
     for w, sent, given in zip(truth, uploads, seen, strict=False):
         total = sum(weight for weight, _ in sent)
         for name in given:
@@ -238,7 +223,7 @@ def all_of_them():
 @pytest.mark.parametrize("harm", HARM)
 def test_a_node_that_holds_something_else_is_brought_up_to_date_in_the_same_round(harm):
     undisturbed, told = Told(), Told()
-    expected = run(compressed(strategy=all_of_them()), World(undisturbed), num_rounds=4)
+    expected = run(following(all_of_them()), World(undisturbed), num_rounds=4)
     world, rounds = World(told), []
     victim = next(node for node in world.contexts if world.partition(node) == 2)
 
@@ -247,7 +232,7 @@ def test_a_node_that_holds_something_else_is_brought_up_to_date_in_the_same_roun
         if round_ == 2:
             harm(world.contexts[victim])
 
-    found = run(compressed(strategy=all_of_them()), world, num_rounds=4, evaluate_fn=evaluate)
+    found = run(following(all_of_them()), world, num_rounds=4, evaluate_fn=evaluate)
     assert same(found.arrays, expected.arrays)
     told.check(undisturbed)
     one, all_ = message_bytes(LAYOUT, 1), message_bytes(LAYOUT, None)
@@ -270,8 +255,8 @@ def test_a_node_whose_reply_was_lost_goes_on_from_what_it_holds():
 
     worlds[0].spoil[2] = lambda reply: [reply]
     worlds[1].spoil[2] = lose_the_second
-    run(compressed(strategy=all_of_them()), worlds[0], num_rounds=1)
-    found = run(compressed(strategy=all_of_them()), worlds[1], num_rounds=4)
+    run(following(all_of_them()), worlds[0], num_rounds=1)
+    found = run(following(all_of_them()), worlds[1], num_rounds=4)
     metrics = found.train_metrics_clientapp
     assert [metrics[r]["fedbat-missing"] for r in (1, 2, 3, 4)] == [0, 1, 0, 0]
     one, two = (message_bytes(LAYOUT, n) for n in (1, 2))
@@ -293,7 +278,7 @@ def test_a_new_node_gets_the_whole_model_and_all_train_from_the_same():
             world.contexts[newcomer], world.apps[newcomer] = late.contexts[newcomer], told
             TaskIdentity.run_id = TaskIdentity.task_id = 1
 
-    found = run(compressed(strategy=all_of_them()), world, num_rounds=3, evaluate_fn=evaluate)
+    found = run(following(all_of_them()), world, num_rounds=3, evaluate_fn=evaluate)
     one, all_ = message_bytes(LAYOUT, 1), message_bytes(LAYOUT, None)
     sent = [m["fedbat-downlink-bytes"] for m in found.train_metrics_clientapp.values()]
     assert sent == [4 * all_, 4 * one, 4 * one + all_]
@@ -311,7 +296,7 @@ def test_a_node_that_always_refuses_is_left_out_with_the_reason(caplog):
         return [reply]
 
     world.spoil[2] = refusing
-    found = run(compressed(strategy=all_of_them()), world, num_rounds=2)
+    found = run(following(all_of_them()), world, num_rounds=2)
     for metrics in found.train_metrics_clientapp.values():
         assert metrics["fedbat-uploads"] == 4 and metrics["fedbat-dropped-refused"] == 1
     assert "it could not take the model: no" in caplog.text
@@ -379,7 +364,7 @@ def test_whoever_says_what_another_holds_is_brought_up_to_date(seed):
 
 def test_without_a_seed_following_works_too():
     told = Told()
-    found = run(compressed(seed=None), World(told), num_rounds=5)
+    found = run(following(seed=None), World(told), num_rounds=5)
     assert all(m["fedbat-uploads"] == 3 for m in found.train_metrics_clientapp.values())
     for models in told.models.values():
         first = next(iter(models.values()))
@@ -390,19 +375,19 @@ def test_without_a_seed_following_works_too():
 
 
 def test_a_nodes_copy_outlives_its_restart_on_its_disk(tmp_path):
-    expected = run(compressed(), World(make_app()), num_rounds=4)
+    expected = run(following(), World(make_app()), num_rounds=4)
     world = World(make_app(), node_config={"fedbat-memory": str(tmp_path)})
 
     def evaluate(round_, arrays):
         for context in world.contexts.values():
             context.state = RecordDict()
 
-    found = run(compressed(), world, num_rounds=4, evaluate_fn=evaluate)
+    found = run(following(), world, num_rounds=4, evaluate_fn=evaluate)
     assert same(found.arrays, expected.arrays)
     assert bytes_down(found) == bytes_down(expected)
     for path in tmp_path.glob("*-public-*"):
         path.write_bytes(path.read_bytes()[:100])
-    again = run(compressed(), world, num_rounds=1)  # another training, and damaged files of the one before
+    again = run(following(), world, num_rounds=1)  # another training, and damaged files of the one before
     assert bytes_down(again) == [3 * message_bytes(LAYOUT, None)]
 
 
@@ -419,7 +404,7 @@ def other_dimensions(raw):
 @pytest.mark.parametrize("damage", [cut_short, other_dimensions])
 def test_a_damaged_file_on_a_nodes_disk_is_as_good_as_none(damage, tmp_path):
     undisturbed, told = Told(), Told()
-    run(compressed(strategy=all_of_them()), World(undisturbed), num_rounds=3)
+    run(following(all_of_them()), World(undisturbed), num_rounds=3)
     world = World(told, node_config={"fedbat-memory": str(tmp_path)})
 
     def evaluate(round_, arrays):
@@ -427,7 +412,7 @@ def test_a_damaged_file_on_a_nodes_disk_is_as_good_as_none(damage, tmp_path):
             path.write_bytes(damage(path.read_bytes()))
         next(c for n, c in world.contexts.items() if world.partition(n) == 1).state = RecordDict()
 
-    found = run(compressed(strategy=all_of_them()), world, num_rounds=3, evaluate_fn=evaluate)
+    found = run(following(all_of_them()), world, num_rounds=3, evaluate_fn=evaluate)
     told.check(undisturbed)
     one, all_ = message_bytes(LAYOUT, 1), message_bytes(LAYOUT, None)
     assert bytes_down(found) == [5 * all_, 5 * one + all_, 5 * one + all_]
@@ -441,7 +426,9 @@ def bytes_down(result):
 @pytest.mark.parametrize("down", ["4", "follow"])
 def test_a_server_that_stops_goes_on_with_all_its_models(down, on_disk, tmp_path):
     node_config = {"fedbat-memory": str(tmp_path / "node")} if on_disk else {}
-    strategies = [compressed(down, average=0.9, checkpoint=tmp_path / name) for name in ("whole", "twice", "twice")]
+    strategies = [
+        compressed(down=down, average=0.9, checkpoint=tmp_path / name) for name in ("whole", "twice", "twice")
+    ]
     whole = run(strategies[0], World(make_app()), num_rounds=6)
     world = World(make_app(), node_config=node_config)
     first = run(strategies[1], world, num_rounds=3)
@@ -453,7 +440,7 @@ def test_a_server_that_stops_goes_on_with_all_its_models(down, on_disk, tmp_path
     assert same(strategies[0].averaged, strategies[2].averaged)
     kept = down == "4" or on_disk
     assert (bytes_down(first) + bytes_down(rest) == bytes_down(whole)) == kept
-    done = compressed(down, average=0.9, checkpoint=tmp_path / "twice")
+    done = compressed(down=down, average=0.9, checkpoint=tmp_path / "twice")
     assert same(run(done, world, num_rounds=6).arrays, whole.arrays)  # nothing left to do
     assert same(done.averaged, strategies[0].averaged)
 
@@ -478,7 +465,7 @@ def test_a_damaged_checkpoint_is_told_as_such(file, harm, tmp_path):
 
 def test_a_second_training_with_the_same_nodes_starts_anew():
     world = World(make_app())
-    first, second = (run(compressed(), world) for _ in range(2))
+    first, second = (run(following(), world) for _ in range(2))
     assert same(first.arrays, second.arrays)
 
 
@@ -488,7 +475,7 @@ def test_a_second_training_with_the_same_nodes_starts_anew():
 @pytest.mark.parametrize("down", ["4", "follow"])
 def test_clients_evaluate_what_they_receive(down):
     strategy = flower.FedAvg(fraction_train=1.0, min_available_nodes=3)
-    strategy = compressed(down, strategy=strategy, evaluate_on_clients=True)
+    strategy = compressed(down=down, strategy=strategy, evaluate_on_clients=True)
     world = World(make_app())
     for spoiled in (1, 2):
         world.spoil[spoiled] = lambda reply: [copy.copy(reply)]

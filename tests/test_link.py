@@ -16,7 +16,6 @@ from fedbat.experiment import Experiment, prepare
 from fedbat.link import Link, Rate, Times, costs_to, is_measured, mean_times, parse_link, price, usual_target
 from fedbat.report import find_runs, group_runs, price_group
 from fedbat.run import run_recorded
-from tests.test_cli import fedbat
 
 ROOT = Path(__file__).parent.parent
 NOTHING = Link(Rate(math.inf, math.inf))
@@ -185,7 +184,8 @@ def test_a_wrong_table_of_rates_is_told_with_its_line(table, sentence, tmp_path)
         parse_link(str(tmp_path / "rates.csv"))
 
 
-def test_the_page_shows_what_the_command_says():
+def test_the_page_shows_what_the_command_says(fedbat_here, monkeypatch):
+    monkeypatch.chdir(ROOT)
     page = (ROOT / "docs" / "link.md").read_text()
     ((command, shown),) = re.findall(r"```\n\$ fedbat (price .*?)\n(.*?)```", page, re.S)
-    assert fedbat(*command.split(), check=0).stdout.strip() == shown.strip()
+    assert fedbat_here(*command.split(), check=0).stdout.strip() == shown.strip()

@@ -448,6 +448,14 @@ def test_bad_settings_say_got_expected_fix(name, settings, message):
         make_method(name, settings)
 
 
+def test_settings_of_old_records_get_their_names_of_today():
+    """`bits` once said which draw is sent."""
+    old = {"rho": 6.0, "bits": "last"}
+    assert FedBAT.settings_of_record(old) == {"rho": 6.0, "sent": "last"}
+    new = FedBAT(bits=2).settings()
+    assert FedBAT.settings_of_record(new) == new
+
+
 def test_settings_from_text():
     assert make_method("fedbat", {"bounds": "off", "rho": "4", "sent": "last"}) == FedBAT(4.0, bounds=None, sent="last")
     assert make_method("stoc-signsgd", {"alpha": "off"}) == StocSignSGD(None)

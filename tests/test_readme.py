@@ -36,6 +36,11 @@ def test_links_lead_somewhere(page):
             assert (ROOT / page).parent.joinpath(target).exists(), target
 
 
+def test_readme_leads_to_every_page():
+    named = set(re.findall(r"\]\((docs/[^)#]+\.md)", README.split("## More")[1]))
+    assert named == {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
+
+
 def test_guided_tour_is_five_files_and_names_the_equations_place():
     tour = README.split("## Guided tour")[1].split("Around it")[0]
     files = re.findall(r"\]\((src/[^)]+\.py)\)", tour)

@@ -21,7 +21,6 @@ from fedbat.report.holdings import MOST_SHOWN, Holdings, holdings_of
 from fedbat.report.runs import group_runs
 from fedbat.reproduce.record import load_record, publish
 from fedbat.run import run_recorded
-from tests.test_cli import fedbat
 from tests.test_simulation import MODEL
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -223,12 +222,12 @@ def test_without_plotly_the_way_to_it_is_told(folder, monkeypatch):
         render(find_runs([folder])[0], "x")
 
 
-def test_command_writes_the_page(folder, tmp_path):
+def test_command_writes_the_page(folder, fedbat_here, tmp_path):
     out = tmp_path / "page.html"
-    assert f"2 runs in {out}" in fedbat("report", folder, "--out", out, "--title", "Mine", check=0).stdout
+    assert f"2 runs in {out}" in fedbat_here("report", folder, "--out", out, "--title", "Mine", check=0).stdout
     assert "<title>Mine</title>" in out.read_text()
-    assert "ends in .html" in fedbat("report", folder, "--out", tmp_path / "page.pdf", check=2).stderr
-    assert "holds no run" in fedbat("report", tmp_path, "--out", out, check=2).stderr
+    assert "ends in .html" in fedbat_here("report", folder, "--out", tmp_path / "page.pdf", check=2).stderr
+    assert "holds no run" in fedbat_here("report", tmp_path, "--out", out, check=2).stderr
 
 
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium here; apt-get install chromium")

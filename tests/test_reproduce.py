@@ -26,8 +26,8 @@ from fedbat.reproduce.report import render
 from fedbat.reproduce.results import Results, duel, orderings
 from fedbat.reproduce.sweep import Settings, _claimed, _TooSlow, _Watch, sweep
 from fedbat.simulation import Round
+from tests.made_up import EXPERIMENTS, quiet, small_book
 
-EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 BOOK = load_book(EXPERIMENTS)
 PRINTED = {"table1": 168, "table2": 24, "table3": 20, "table5": 21, "table6": 36}  # numbers in the paper's tables
 
@@ -50,25 +50,19 @@ method = ["fedavg", "fedbat"]
 
 @pytest.fixture
 def book(tmp_path):
-    folder = tmp_path / "experiments"
-    folder.mkdir()
-    (folder / "protocols.toml").write_text((EXPERIMENTS / "protocols.toml").read_text())
-    (folder / "small.toml").write_text(SMALL)
-    (folder / "order.toml").write_text('[[part]]\ntable = "small"\nseeds = [0, 1]\n')
-    (folder / "notes.toml").write_text('[[note]]\nonly = { method = "fedbat" }\ntext = "A finding."\n')
-    (folder / "paper").mkdir()
     numbers = "dataset,clients,split,method,accuracy,std\nfmnist-mini,12,iid,fedavg,50.0,0.5\n"
-    (folder / "paper" / "small.csv").write_text(numbers + "fmnist-mini,12,iid,fedbat,40.0,\n")
-    return load_book(folder)
+    files = {
+        "small.toml": SMALL,
+        "order.toml": '[[part]]\ntable = "small"\nseeds = [0, 1]\n',
+        "notes.toml": '[[note]]\nonly = { method = "fedbat" }\ntext = "A finding."\n',
+        "paper/small.csv": numbers + "fmnist-mini,12,iid,fedbat,40.0,\n",
+    }
+    return small_book(tmp_path / "experiments", files)
 
 
 @pytest.fixture
 def settings(tmp_path):
     return Settings(tmp_path / "results", tmp_path / "work", engine="sequential")
-
-
-def quiet(text):
-    pass
 
 
 # The paper's numbers.

@@ -13,7 +13,7 @@ from fedbat.engine.sequential import SequentialEngine
 from fedbat.experiment import prepare
 from fedbat.run import run_recorded
 from fedbat.tracking import TensorBoard, figures
-from tests.test_cli import FAST, fedbat
+from tests.command import FAST, fedbat
 from tests.test_simulation import sample
 
 accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")

@@ -1,7 +1,6 @@
 """Wire format v1 (check 8): golden bytes, an independent reader, sizes, and what must be refused."""
 
 import gc
-import importlib.util
 import json
 import math
 import pickle
@@ -17,16 +16,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripts import make_golden
 from torch import nn
 
-from fedbat.channels import WIDTHS, Channels
+from fedbat.channels import WIDTHS
 from fedbat.errors import WireError
 from fedbat.layout import Entry, Layout, layout_of, tensors_of
-from fedbat.levels import Levels, OddLevels
+from fedbat.levels import Levels
 from fedbat.methods import make_method
 from fedbat.models import build_model
 from fedbat.parts import KINDS, Dense, Signs, Sparse
-from fedbat.seeded_parts import MaskedNoise, RotatedLevels, RotatedSigns
 from fedbat.server import Aggregator
 from fedbat.wire import HEADER_BYTES, Payload, dense_upload_bytes
 from tests.reference import decode as reference
@@ -73,36 +72,9 @@ def layout_from(vector):
     )
 
 
-def part_from(kind, values, **more):
-    x = torch.tensor(values, dtype=torch.float32)
-    if kind == "dense":
-        return Dense(x)
-    if kind == "signs":
-        return Signs.of(x > 0, torch.tensor(more["step"]))
-    if kind == "levels":
-        return Levels.of(torch.tensor(more["levels"]), torch.tensor(more["scale"]), more["width"])
-    if kind == "odd-levels":
-        return OddLevels.of(torch.tensor(more["codes"]), torch.tensor(more["step"]), more["width"])
-    if kind == "channels":
-        return Channels(torch.tensor(more["codes"], dtype=torch.uint8), torch.tensor(more["scales"]), more["width"])
-    if "seed" in more:
-        return seeded_part_from(kind, **more)
-    return Sparse(positions := torch.tensor(more["positions"], dtype=torch.int64), x[positions], len(values))
-
-
-def seeded_part_from(kind, seed, **more):
-    seed = torch.from_numpy(np.array(seed, np.uint64).view(np.int64))
-    if kind == "rotated-levels":
-        return RotatedLevels.of(torch.tensor(more["codes"]), torch.tensor(more["scale"]), seed, more["width"])
-    bits = torch.tensor(more["bits"], dtype=torch.bool)
-    if kind == "rotated-signs":
-        return RotatedSigns.of(bits, torch.tensor(more["scale"]), seed)
-    return MaskedNoise.of(bits, torch.tensor(more["half_width"]), seed, more["signed"])
-
-
 def payload_from(vector):
     layout = layout_from(vector)
-    parts = {name: part_from(**part) for name, part in vector["parts"].items()}
+    parts = {name: make_golden.part_of(**part) for name, part in vector["parts"].items()}
     rest = {e.name: torch.tensor(vector["rest"][e.name], dtype=e.dtype).view(e.shape) for e in layout.rest}
     return Payload(layout, parts, rest, vector["context"])
 
@@ -157,10 +129,7 @@ def test_reference_decoder_reads_the_golden_bytes(name):
 
 
 def test_script_writes_the_golden_files(tmp_path):
-    spec = importlib.util.spec_from_file_location("make_golden", ROOT / "scripts" / "make_golden.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    script.main(tmp_path)
+    make_golden.main(tmp_path)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {p.name: p.read_bytes() for p in GOLDEN.iterdir()}
 
 

@@ -202,7 +202,9 @@ def _starting_from(follower: Follower | None, start: Held) -> Follower:
             f"steps from version {start.version}, version {held.version} is held: some were missed; ask for them"
         )
     if held.version > start.version:
-        raise WireError(f"steps from version {start.version}, version {held.version} is held: they were applied before")
+        raise WireError(
+            f"steps from version {start.version}, version {held.version} is held: they were applied before; drop them"
+        )
     if held.hash != start.hash:
         raise WireError(
             f"version {start.version} with hash {held.hash.hex()} is held, the steps start from {start.hash.hex()}: "

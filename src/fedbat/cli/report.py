@@ -52,5 +52,5 @@ def readable_runs(folders: Sequence[Path]) -> "list[Run]":
     for fault in faults:
         say(f"left out: {fault}")
     if not found:
-        raise DataError(f"{', '.join(map(str, folders))}: none of the runs has a whole round yet")
+        raise DataError(f"{', '.join(map(str, folders))}: none of the runs has a whole round yet; wait for one")
     return found

@@ -108,7 +108,9 @@ def _settings_by_method(names: list[str], pairs: list[tuple[str, str]]) -> dict[
         method, dot, setting = key.rpartition(".")
         takers = [method] if dot else [name for name in names if setting in setting_names(METHODS[name])]
         if not takers or takers[0] not in found:
-            raise ConfigError(f"--set {key}={value} fits none of the compared methods {', '.join(names)}")
+            raise ConfigError(
+                f"--set {key}={value} fits none of the compared methods {', '.join(names)}; see `fedbat methods`"
+            )
         for taker in takers:
             found[taker][setting] = value
     return found

@@ -1,5 +1,6 @@
 """Engines run the clients of a round; `sequential` is the specification of all others."""
 
+from collections.abc import Callable
 from typing import get_args
 
 import torch
@@ -12,7 +13,29 @@ from fedbat.engine.workers import usable_cores
 from fedbat.errors import ConfigError
 from fedbat.experiment import Federation
 
-ENGINES = ("auto", "sequential", "cpu", "cuda")
+Maker = Callable[[Federation, str | None, Precision], Engine]
+
+
+def _sequential(federation: Federation, device: str | None, precision: Precision) -> Engine:
+    return SequentialEngine(federation, device or "cpu")
+
+
+def _cpu(federation: Federation, device: str | None, precision: Precision) -> Engine:
+    """On a single core this is the sequential engine, which gives the same results."""
+    return CpuEngine(federation) if usable_cores() > 1 else _sequential(federation, device, precision)
+
+
+def _cuda(federation: Federation, device: str | None, precision: Precision) -> Engine:
+    return CudaEngine(federation, device or "cuda", precision)
+
+
+def _auto(federation: Federation, device: str | None, precision: Precision) -> Engine:
+    """The GPU where there is one, else the cores there are, unless a device says where to be sequential."""
+    make = _cuda if torch.cuda.is_available() else _cpu if device is None else _sequential
+    return make(federation, device, precision)
+
+
+ENGINES: dict[str, Maker] = {"auto": _auto, "sequential": _sequential, "cpu": _cpu, "cuda": _cuda}
 
 
 def check_engine(name: str, device: str | None, precision: str) -> None:
@@ -32,16 +55,9 @@ def check_engine(name: str, device: str | None, precision: str) -> None:
 def make_engine(
     federation: Federation, name: str = "auto", device: str | None = None, precision: Precision = "fp32"
 ) -> Engine:
-    """The engine by name; `auto` takes the GPU where there is one, else the cores there are.
-
-    `device` moves the sequential engine. On a single core `cpu` is the sequential engine, which gives the same results.
-    """
+    """The engine by name; `device` moves the sequential one."""
     check_engine(name, device, precision)
-    if _is_cuda(name):
-        return CudaEngine(federation, device or "cuda", precision)
-    if (name == "cpu" or (name == "auto" and device is None)) and usable_cores() > 1:
-        return CpuEngine(federation)
-    return SequentialEngine(federation, device or "cpu")
+    return ENGINES[name](federation, device, precision)
 
 
 def _is_cuda(name: str) -> bool:

@@ -10,7 +10,7 @@ Where the paper and the authors' code (Leopold1423/fedbat-icml24) differ:
 - `sent="fresh"` sends S(m_tau, alpha_tau) drawn anew, as the code; `sent="last"` sends the bits and the alpha of
   the last forward pass, as Algorithm 1 (with phi = 0 and tau = 1 that pass saw S(0) = 0, so nothing is ever sent).
 - The code ships float32 weights although the paper counts bits; here (bits, alpha) are packed.
-- The server weighs clients by samples, as the paper; the code by batches.
+- The server weighs clients by samples, as the paper; the code by batches (`--weights batches`).
 - BatchNorm and biases are trained all along and travel in float32, as in the code; the paper is silent.
 Where we depart from both:
 - alpha' is set at the first step s >= floor(phi tau) at which the layer has moved, and until then S = 0; they would

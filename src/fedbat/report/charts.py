@@ -6,7 +6,7 @@ from itertools import accumulate
 from statistics import median
 from typing import Any, NamedTuple
 
-from fedbat.plots import Line, method_colors, run_styles, zoom
+from fedbat.plots import method_colors, run_styles, zoom
 from fedbat.report.holdings import Holdings
 from fedbat.report.runs import Group, Run
 
@@ -42,7 +42,7 @@ def group_data(group: Group, styles: Mapping[Run, Style], holdings: Holdings | s
         {"label": html.escape(label), **styles[run]._asdict(), **_curve(run)}  # Plotly reads labels as HTML
         for run, label in zip(group.runs, group.labels, strict=True)
     ]
-    low, high = zoom([Line(curve["round"], curve["accuracy"]) for curve in curves])
+    low, high = zoom(curve["accuracy"] for curve in curves)
     return {
         "curves": curves,
         "accuracy_range": [max(low, 0.0), high],

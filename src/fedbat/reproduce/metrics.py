@@ -33,7 +33,7 @@ def _last_ten(record: Record) -> list[float]:
 def weighted_error(record: Record) -> list[float]:
     """By round, ||sent - m|| / ||m||, mean over clients and over layers weighted by their parameters."""
     configuration = record.configuration
-    layout = layout_by_name(configuration["model"], configuration["dataset"])
+    layout = _layout_by_name(configuration["model"], configuration["dataset"])
     sizes = {entry.name: entry.numel for entry in layout}
     found = []
     for line in record.lines:
@@ -49,8 +49,7 @@ def weighted_error(record: Record) -> list[float]:
 
 
 @cache
-def layout_by_name(model: str, dataset: str) -> Layout:
-    """Of a model for a data set."""
+def _layout_by_name(model: str, dataset: str) -> Layout:
     spec = DATASETS[dataset]
     with torch.device("meta"):
         return layout_of(build_model(model, spec.shape, spec.num_classes, seed=0))

@@ -51,7 +51,13 @@ class Result:
     @property
     def traffic(self) -> float:
         """Bytes of a client in a round, up and down."""
-        return self.mean("uplink_bytes_per_client_round") + self.mean("downlink_bytes_per_client_round")
+        return statistics.fmean(record.total_bytes for record in self.records)
+
+    @property
+    def saving(self) -> float | None:
+        """How many times less that is than the float32 model both ways; None where the records do not tell."""
+        known = [saving for record in self.records if (saving := record.total_saving) is not None]
+        return statistics.fmean(known) if known else None
 
     def spread(self, figure: str) -> Spread | None:
         """Of an accuracy of the summaries, in percent; None if they have none."""

@@ -199,7 +199,7 @@ def load_book(folder: Path, protocol: str = PROTOCOL) -> Book:
     with_tables = [name for name, file in files.items() if "grid" in file or "trial" in file]
     names = dict.fromkeys([part.table for part in order] + with_tables)
     if missing := names.keys() - files.keys():
-        raise ConfigError(f"{folder / 'order.toml'} names {', '.join(missing)}, which is no file there")
+        raise ConfigError(f"{folder / 'order.toml'} names {', '.join(missing)}, which is no file there; add it")
     tables = {name: _table(folder, name, files[name], chosen) for name in names}
     notes = tuple(Note(**note) for note in files["notes"].get("note", []))
     book = Book(folder, tables, order, notes, chosen)

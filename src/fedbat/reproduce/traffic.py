@@ -2,9 +2,7 @@
 
 from collections.abc import Iterator
 
-from fedbat.downlink import whole_bytes
 from fedbat.reproduce import markdown
-from fedbat.reproduce.metrics import layout_by_name
 from fedbat.reproduce.results import Result, Results
 from fedbat.reproduce.tables import Book, Row, Table
 
@@ -54,12 +52,5 @@ def _row(row: Row, result: Result | None) -> list[str]:
         markdown.spread(result.spread("averaged_last10_accuracy")),
         *(f"{result.mean(f'{way}link_bytes_per_client_round'):,.0f}" for way in ("up", "down")),
         f"{result.traffic:,.0f}",
-        f"{saving(result):.1f} x",
+        "" if result.saving is None else f"{result.saving:.1f} x",
     ]
-
-
-def saving(result: Result) -> float:
-    """How many times the bytes of float32 both ways are those of a result."""
-    configuration = result.records[0].configuration
-    whole = whole_bytes(layout_by_name(configuration["model"], configuration["dataset"]))
-    return 2 * whole / result.traffic

@@ -1,0 +1,65 @@
+"""What all pictures are made of: figures with tidy fields, axes of bytes, one legend, files."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import matplotlib
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from fedbat.plots.styles import INK, PALE, RunStyle
+from fedbat.view import megabytes
+
+
+def new_figure(
+    width: float, height: float, rows: int, columns: int, *, sharey: bool = False
+) -> tuple[Figure, list[list[Axes]]]:
+    """A figure, and its fields row by row."""
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    fields = figure.subplots(rows, columns, sharey=sharey, squeeze=False).tolist()
+    for axes in (axes for row in fields for axes in row):
+        axes.grid(color=PALE, lw=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(colors=INK, labelsize=9)
+    return figure, fields
+
+
+def new_row(num_fields: int) -> tuple[Figure, list[Axes]]:
+    """A figure of fields side by side, each with its own range."""
+    figure, (fields,) = new_figure(1.2 + 3.7 * num_fields, 4.2, 1, num_fields)
+    return figure, fields
+
+
+def plot_accuracy(axes: Axes, x: Sequence[float], accuracy: Sequence[float], label: str, style: RunStyle) -> None:
+    """A run's curve, in percent."""
+    percent, dots = [100 * value for value in accuracy], 3 if len(accuracy) < 40 else 0
+    dashes = (0, [length / 2 for length in style.dash]) if style.dash else "solid"
+    axes.plot(x, percent, color=style.color, linestyle=dashes, label=label, lw=1.8, marker="o", ms=dots)
+
+
+def bytes_axis(axes: Axes, label: str) -> None:
+    """A logarithmic axis of bytes below a field."""
+    axes.set(xlabel=label, xscale="log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: megabytes(value)))
+    axes.minorticks_off()
+
+
+def legend_below(
+    figure: Figure, handles: Sequence[tuple[str, Artist]], ncols: int, handlelength: float | None = None
+) -> None:
+    """One for all fields."""
+    labels, artists = zip(*handles, strict=True)
+    figure.legend(
+        artists, labels, loc="outside lower center", ncols=ncols, frameon=False, fontsize=9, handlelength=handlelength
+    )
+
+
+def save(figure: Figure, paths: Iterable[Path]) -> None:
+    """Without a date or a random name in it: the same picture is the same file."""
+    with matplotlib.rc_context({"svg.hashsalt": "fedbat"}):
+        for path in paths:
+            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)

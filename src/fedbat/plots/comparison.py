@@ -1,0 +1,49 @@
+"""Runs side by side: accuracy against rounds and against bytes."""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedbat.plots.canvas import bytes_axis, legend_below, new_figure, plot_accuracy, save
+from fedbat.plots.styles import INK, run_styles
+
+
+class Curve(NamedTuple):
+    """One run, round by round."""
+
+    method: str
+    accuracy: Sequence[float]
+    uplink_bytes: Sequence[int]  # of each round
+    downlink_bytes: Sequence[int]
+
+
+def draw_comparison(curves: Mapping[str, Curve], title: str, path: Path) -> None:
+    """Accuracy against rounds, against all bytes sent up so far, and against those sent up and down (logarithmic)."""
+    figure, ((by_round, by_uplink, by_traffic),) = new_figure(13.5, 4.2, 1, 3, sharey=True)
+    styles = run_styles({label: curve.method for label, curve in curves.items()})
+    for label, curve in curves.items():
+        num_rounds, traffic = len(curve.accuracy), map(sum, zip(curve.uplink_bytes, curve.downlink_bytes, strict=True))
+        xs = (range(1, num_rounds + 1), list(accumulate(curve.uplink_bytes)), list(accumulate(traffic)))
+        for axes, x in zip((by_round, by_uplink, by_traffic), xs, strict=True):
+            plot_accuracy(axes, x, curve.accuracy, label, styles[label])
+    by_round.set(xlabel="round", ylabel="test accuracy, %")
+    by_round.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    bytes_axis(by_uplink, "sent up by all clients so far")
+    bytes_axis(by_traffic, "sent up and down so far")
+    by_traffic.sharex(by_uplink)  # what is added on the way down is seen as the way to the right
+    by_uplink.autoscale()
+    _legend(figure, by_round)
+    figure.suptitle(title, color=INK, fontsize=11)
+    save(figure, [path])
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    """All runs in one line below everything, or in as many as they need."""
+    handles, labels = axes.get_legend_handles_labels()
+    columns = max(1, int(figure.get_figwidth() / (0.75 + 0.075 * max(map(len, labels)))))
+    legend_below(figure, list(zip(labels, handles, strict=True)), min(len(labels), columns), handlelength=3)

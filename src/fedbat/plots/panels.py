@@ -1,0 +1,60 @@
+"""Curves of methods, with bands over seeds, a field for each split."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from fedbat.plots.canvas import bytes_axis, legend_below, new_row, save
+from fedbat.plots.styles import INK, method_colors, zoom
+
+_FRONT = ("fedbat", "fedavg")  # drawn over the others
+
+
+class Line(NamedTuple):
+    """A curve in one panel, with a band around it where there are several runs."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    band: tuple[Sequence[float], Sequence[float]] | None = None
+
+
+class Panel(NamedTuple):
+    """One field of a row of them."""
+
+    title: str
+    lines: Mapping[str, Line]  # by method
+
+
+def draw_panels(
+    panels: Sequence[Panel], ylabel: str, paths: Iterable[Path], *, by_bytes: bool = False, log: bool = False
+) -> None:
+    """Panels side by side with one legend; x is the round, or the bytes sent so far."""
+    figure, fields = new_row(len(panels))
+    labels = list(dict.fromkeys(label for panel in panels for label in panel.lines))
+    colors = method_colors(labels)
+    for axes, panel in zip(fields, panels, strict=True):
+        for label, line in panel.lines.items():
+            front = label in _FRONT
+            color, order = colors[label], 3 if front else 2
+            axes.plot(line.x, line.y, label=label, lw=1.7 if front else 1.1, color=color, zorder=order)
+            if line.band is not None:
+                axes.fill_between(line.x, *line.band, alpha=0.2, lw=0, color=color, zorder=order)
+        axes.set_title(panel.title, color=INK, fontsize=10)
+        axes.set_xlabel("round")
+        if by_bytes:
+            bytes_axis(axes, "sent by all clients so far")
+        if log:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.yaxis.set_minor_formatter(NullFormatter())
+        else:
+            axes.set_ylim(*zoom(line.y for line in panel.lines.values()))
+    fields[0].set_ylabel(ylabel)
+    found = (axes.get_legend_handles_labels() for axes in fields)
+    handles = {label: handle for pair in found for handle, label in zip(*pair, strict=True)}
+    columns = min(len(labels), int(figure.get_figwidth() / 1.6))
+    legend_below(figure, [(label, handles[label]) for label in labels], columns)
+    save(figure, paths)

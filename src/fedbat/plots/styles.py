@@ -1,0 +1,62 @@
+"""Colours, dashes and ranges that are the same in every picture and on the page of a report."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
+from statistics import median
+from typing import NamedTuple
+
+INK, PALE = "#1f2933", "#d5dbe1"
+# Okabe and Ito's colours: distinguishable with any kind of colour vision.
+_METHOD_COLORS = {
+    "fedavg": "#000000",
+    "fedbat": "#d55e00",
+    "ef-signsgd": "#0072b2",
+    "signsgd": "#56b4e9",
+    "noisy-signsgd": "#009e73",
+    "stoc-signsgd": "#cc79a7",
+    "zerofl": "#e69f00",
+    # More bits and rivals, which the paper lacks: shades of FedBAT's own, and two of Tol's.
+    "fedbat bits=2": "#f4a261",
+    "fedbat bits=4": "#7f2704",
+    "eden bits=1": "#332288",
+    "fedmrn": "#117733",
+}
+_OTHER_COLORS = ("#8c6d31", "#7b4173", "#637939", "#843c39")
+# A method keeps its colour; its variants differ by these: lengths drawn and left out, the first being solid.
+_DASHES: tuple[tuple[int, ...], ...] = (
+    *((), (2, 3), (7, 3), (7, 3, 2, 3), (14, 3), (14, 3, 2, 3)),
+    *((2, 8), (14, 3, 7, 3), (7, 3, 2, 3, 2, 3)),
+)
+
+
+class RunStyle(NamedTuple):
+    """How a run's curve looks."""
+
+    color: str
+    dash: tuple[int, ...]
+
+
+def method_colors(labels: Iterable[str]) -> dict[str, str]:
+    """A method's own colour wherever it appears; others take the next free one."""
+    labels = list(labels)
+    others = [label for label in labels if label not in _METHOD_COLORS]
+    spare = dict(zip(others, cycle(_OTHER_COLORS), strict=False))
+    return {label: _METHOD_COLORS.get(label) or spare[label] for label in labels}
+
+
+def run_styles(methods: Mapping[str, str], colors: Mapping[str, str] | None = None) -> dict[str, RunStyle]:
+    """By label, of runs given with their methods: colours tell methods, dashes their variants, solid the plainest."""
+    styles = {}
+    for method, color in (colors or method_colors(dict.fromkeys(methods.values()))).items():
+        variants = sorted((label for label in methods if methods[label] == method), key=lambda x: (x.count(" "), x))
+        for label, dash in zip(variants, cycle(_DASHES), strict=False):
+            styles[label] = RunStyle(color, dash)
+    return styles
+
+
+def zoom(curves: Iterable[Sequence[float]]) -> tuple[float, float]:
+    """From below where the last method spends its second half; first rounds and single spikes tell little."""
+    halves = [curve[len(curve) // 2 :] for curve in curves]
+    low, high = min(map(median, halves)), max(map(max, halves))
+    margin = max(high - low, 2.0)
+    return low - margin, high + 0.1 * margin

@@ -1,0 +1,51 @@
+"""What pictures have in common: colours, dashes, ranges; and that a picture is a function of what it shows."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedbat.link import Times
+from fedbat.methods import METHODS
+from fedbat.plots import Curve, LinkCurve, LinkRow, draw_comparison, draw_link, method_colors, run_styles, zoom
+
+curves = st.lists(st.lists(st.floats(0, 100), min_size=1, max_size=30), min_size=1, max_size=5)
+
+
+def test_a_method_keeps_its_colour_in_any_company():
+    together = method_colors([*METHODS, "mine"])
+    for method in ("fedavg", "fedbat", "ef-signsgd", "zerofl"):
+        assert method_colors([method]) == {method: together[method]}
+    assert len(set(method_colors(["fedavg", "fedbat", "mine", "yours"]).values())) == 4
+
+
+def test_colours_tell_methods_and_dashes_their_variants():
+    runs = {"fedbat rho=4": "fedbat", "fedavg": "fedavg", "fedbat": "fedbat", "fedbat rho=4 down=4": "fedbat"}
+    styles = run_styles(runs)
+    assert styles.keys() == runs.keys() and len(set(styles.values())) == len(runs)
+    assert {label for label, style in styles.items() if not style.dash} == {"fedavg", "fedbat"}  # the plainest
+    assert len({styles[label].color for label, method in runs.items() if method == "fedbat"}) == 1
+
+
+@given(curves)
+def test_a_range_holds_the_second_half_of_most_rounds_of_every_curve(found):
+    low, high = zoom(found)
+    for curve in found:
+        half = curve[len(curve) // 2 :]
+        assert max(half) <= high and 2 * sum(value >= low for value in half) >= len(half)
+
+
+def test_a_curve_on_a_link_reaches_an_accuracy_after_the_seconds_until_then():
+    curve = LinkCurve("fedbat", [0.2, 0.6, 0.5, 0.9], [Times(0, 1, 1, 1)] * 4)
+    assert curve.first_from(60) == (6, pytest.approx(60)) and curve.first_from(61) == (12, pytest.approx(90))
+    assert curve.first_from(95) == curve.points()[-1]
+
+
+def test_the_same_runs_give_the_same_pictures(tmp_path):
+    accuracy = [0.2, 0.6, 0.5, 0.9]
+    for name in ("a", "b"):
+        runs = {label: Curve(label, accuracy, [10] * 4, [100] * 4) for label in ("fedavg", "fedbat")}
+        draw_comparison(runs, "title", tmp_path / f"{name}-runs.png")
+        row = LinkRow("row", 0.5, {"fedbat": LinkCurve("fedbat", accuracy, [Times(0.1, 1, 2, 1, 0.1)] * 4)})
+        draw_link([row], "title", tmp_path / f"{name}-link.png")
+    for picture in ("runs", "link"):
+        assert (tmp_path / f"a-{picture}.png").read_bytes() == (tmp_path / f"b-{picture}.png").read_bytes()
