@@ -87,3 +87,25 @@ def test_a_cell_deviates_beyond_a_point_and_two_standard_deviations(accuracy, de
     explained = dataclasses.replace(BOOK, notes=(Note({"method": "signsgd"}, "A finding."),))
     page = render(explained, records, Path("figures"))
     assert "without a note, see below | 0 |" in page and "A finding." in page
+
+
+def test_a_point_is_within_a_point():
+    """83.9 - 84.9 is a little below -1 in floating point."""
+    row = SHELF.row("cifar10", "100", "non-iid-1", "fedbat")
+    results = Results(BOOK, Records((made_up(row, row.paper.accuracy - 1),)))
+    assert results.compared() and results.close() == results.compared() and not results.deviating()
+
+
+def test_a_row_of_several_tables_stands_under_the_name_of_the_first():
+    """FedBAT on three labels a client is also "fedbat rho=6" of Table 2 and "fedbat phi=0.5" of Table 3."""
+    point = ("fmnist", "100", "non-iid-2")
+    rows = [SHELF.row(*point, method) for method in ("fedbat", "signsgd")]
+    (column,) = Results(BOOK, Records(tuple(made_up(row, 80) for row in rows))).columns()
+    assert set(column) == {"fedbat", "signsgd"} and column["fedbat"].row.paper.std == 0.4
+
+
+def test_a_table_of_which_nothing_was_run_is_only_named():
+    row = SHELF.row("fmnist", "100", "iid", "fedavg")
+    page = render(BOOK, Records((made_up(row, 92),)), Path("figures")).split("## Table 1")[1].split("\n## ")[0]
+    assert [line for line in page.splitlines() if line.startswith("###")] == ["### fmnist, 100 clients"]
+    assert "Not run yet: cifar10, 100 clients; svhn, 100 clients; " in page

@@ -61,7 +61,8 @@ def section(table: Table, book: Book, results: Results) -> Iterator[str]:
     for grid in table.grids:
         switches = switches_of(grid, shelf, results)
         yield from [f"### {grid.about}", "", sentence(switches), ""]
-        yield from markdown.table(_COLUMNS, [_row(switch, results) for switch in switches], _WORDS)
+        if any(switch.changes["best"] for switch in switches):
+            yield from markdown.table(_COLUMNS, [_row(switch, results) for switch in switches], _WORDS)
 
 
 def switches_of(grid: Grid, shelf: Shelf, results: Results) -> list[Switch]:

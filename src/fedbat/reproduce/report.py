@@ -34,7 +34,8 @@ def render(book: Book, records: Records, figures: Path) -> str:
             "test accuracies in percent. *paper* is what the paper prints (mean of five runs), *ours* the mean of *n*",
             "seeds with its standard deviation; both take the best round, as the authors' code does. *last ten* is the",
             "mean over the last ten rounds. *bytes up* is what one client really sends in a round, packed, BatchNorm",
-            "and header included; *seconds* is one whole run. A row without figures has not been run yet.",
+            "and header included; *seconds* is one whole run. A row without figures has not been run yet;",
+            "a table of which nothing has been run is only named.",
             f"Protocol: {book.protocol.title} (`experiments/protocols.toml`).",
             "",
             *_summary(results, records, findings, len(open_)),
@@ -47,12 +48,11 @@ def render(book: Book, records: Records, figures: Path) -> str:
 
 def _summary(results: Results, records: Records, findings: Sequence[Finding], num_open: int) -> Iterator[str]:
     compared, columns = results.compared(), results.columns()
-    close = sum(abs(result.difference or 0) <= WITHIN for result in compared)
     yield from ["## Summary", ""]
     rows = [
         ["cells run, of all", share(len(results.found), results.num_rows)],
         ["runs (one for each seed)", str(results.num_runs)],
-        [f"cells within {WITHIN:g} point of the paper, of those it has", share(close, len(compared))],
+        [f"cells within {WITHIN:g} point of the paper, of those it has", share(len(results.close()), len(compared))],
         ["cells that deviate without a note, see below", str(num_open)],
         ["pairs of methods ordered as in the paper", share(*orderings(columns))],
         [f"those the paper puts more than {WITHIN:g} point apart", share(*orderings(columns, WITHIN))],
@@ -122,10 +122,13 @@ def _section(found: Table, book: Book, results: Results, figures: Path) -> Itera
     yield from SECTIONS[found.view](found, book, results)
     for picture in pictures(found, results):
         yield from [f"![{picture.title}]({(figures / picture.name).as_posix()}.png)", ""]
+    begun = dict(results.groups(found))
+    if left := [f"{', '.join(key)} clients" for key, _ in found.groups() if key not in begun]:
+        yield from [f"Not run yet: {'; '.join(left)}.", ""]
 
 
 def _beside_the_paper(found: Table, book: Book, results: Results) -> Iterator[str]:
-    for (dataset, clients), rows in found.groups():
+    for (dataset, clients), rows in results.groups(found):
         yield from [f"### {dataset}, {clients} clients", ""]
         yield from table(_COLUMNS, [_row(row, results.of(row)) for row in rows], _WORDS)
         for note in book.notes:
@@ -149,11 +152,12 @@ SECTIONS: dict[str, Callable[[Table, Book, Results], Iterator[str]]] = {
 
 
 def _row(row: Row, result: Result | None) -> list[str]:
-    start = [row.point["split"], f"`{row.point['method']}`", number(row.paper)]
+    start = [row.point["split"], f"`{row.point['method']}`"]
     if result is None:
-        return padded(start, _COLUMNS)
+        return padded([*start, number(row.paper)], _COLUMNS)
     return [
         *start,
+        number(row.paper or result.row.paper),
         spread(result.best),
         str(len(result.records)),
         "" if result.difference is None else f"{result.difference:+.2f}",

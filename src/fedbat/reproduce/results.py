@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from fedbat.reproduce.cells import served
 from fedbat.reproduce.record import Record, Records
-from fedbat.reproduce.tables import Book, Row
+from fedbat.reproduce.tables import Book, Row, Table
 
 WITHIN = 1.0  # a point: how close to the paper counts as reproduced
+_ROUNDING = 1e-9  # of differences between numbers with few decimals: 83.9 is one point from 84.9, not more
 
 
 class Spread(NamedTuple):
@@ -81,8 +82,9 @@ class Results:
             for key in others:
                 runs.setdefault(key, {}).setdefault(seed, record)
         rows = {row.identity: row for table in book.tables.values() for row in table.rows}
-        # Tables share rows; the one with the paper's number speaks for all.
-        rows |= {row.identity: row for table in book.tables.values() for row in table.rows if row.paper}
+        # Tables share rows; the first with the paper's number speaks for all: "fedbat", and not "fedbat phi=0.5".
+        tables = reversed(book.tables.values())
+        rows |= {row.identity: row for table in tables for row in reversed(table.rows) if row.paper}
         self.num_rows = len(rows)
         self.trials = records.trials
         self.found = {
@@ -100,13 +102,21 @@ class Results:
         """What was run of a row."""
         return self.found.get(row.identity)
 
+    def groups(self, table: Table) -> list[tuple[tuple[str, str], list[Row]]]:
+        """The rows of a table by data set and number of clients, where any has been run."""
+        return [(key, rows) for key, rows in table.groups() if any(map(self.of, rows))]
+
     def compared(self) -> list[Result]:
         """Those for which the paper has a number."""
         return [result for result in self.found.values() if result.row.paper is not None]
 
+    def close(self) -> list[Result]:
+        """The compared ones that are at most a point off."""
+        return [result for result in self.compared() if not _further(result, WITHIN)]
+
     def deviating(self) -> list[Result]:
         """The compared ones that are further off than a point and than twice the paper's standard deviation."""
-        return [result for result in self.compared() if abs(result.difference or 0) > _tolerance(result)]
+        return [result for result in self.compared() if _further(result, _tolerance(result))]
 
     def columns(self) -> list[dict[str, Result]]:
         """The compared ones by method, for each data set, number of clients and split."""
@@ -131,7 +141,7 @@ def orderings(columns: Iterable[dict[str, Result]], apart: float = 0.0) -> Order
     for column in columns:
         for a, b in itertools.combinations(column.values(), 2):
             theirs = _paper(a) - _paper(b)
-            if abs(theirs) > apart + 1e-9:
+            if abs(theirs) > apart + _ROUNDING:
                 total += 1
                 agree += theirs * (a.best.mean - b.best.mean) > 0
     return Orderings(agree, total)
@@ -157,10 +167,14 @@ def duel(columns: Iterable[dict[str, Result]], one: str, other: str) -> Duel | N
     return Duel(
         len(pairs),
         sum(value > 0 for value in ours),
-        sum(value > 1e-9 for value in theirs),
+        sum(value > _ROUNDING for value in theirs),
         statistics.fmean(ours),
         statistics.fmean(theirs),
     )
+
+
+def _further(result: Result, points: float) -> bool:
+    return abs(result.difference or 0) > points + _ROUNDING
 
 
 def _tolerance(result: Result) -> float:

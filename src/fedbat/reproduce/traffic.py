@@ -33,7 +33,7 @@ def section(table: Table, book: Book, results: Results) -> Iterator[str]:
         "the last ten rounds of the averaged model, which chance moves least.",
         "",
     ]
-    for (dataset, clients), rows in table.groups():
+    for (dataset, clients), rows in results.groups(table):
         yield from [f"### {dataset}, {clients} clients: traffic", ""]
         yield from markdown.table(_COLUMNS, [_row(row, results.of(row)) for row in rows], _WORDS)
 
