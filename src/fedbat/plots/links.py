@@ -82,7 +82,8 @@ def _bars(axes: Axes, rounds: Mapping[str, Times]) -> None:
         ends = [end + length for end, length in zip(ends, lengths, strict=True)]
     for label, end in zip(rounds, ends, strict=True):
         axes.annotate(f"{end:.3g} s", (end, label), (4, 0), textcoords="offset points", va="center", fontsize=9)
-    axes.set_ylim(max(len(rounds), 4) - 0.5, -0.5)  # from top to bottom, and few bars are not stretched
+    edge = 0.5 + max(0, 4 - len(rounds)) / 2  # few bars are not stretched
+    axes.set_ylim(len(rounds) - 1 + edge, -edge)  # from top to bottom
     axes.set_xlim(0, 1.12 * max(ends))
     axes.grid(visible=False, axis="y")
     axes.set_axisbelow(True)

@@ -83,7 +83,7 @@ class Results:
                 runs.setdefault(key, {}).setdefault(seed, record)
         rows = {row.identity: row for table in book.tables.values() for row in table.rows}
         # Tables share rows; the first with the paper's number speaks for all: "fedbat", and not "fedbat phi=0.5".
-        tables = reversed(book.tables.values())
+        tables = reversed(tuple(book.tables.values()))
         rows |= {row.identity: row for table in tables for row in reversed(table.rows) if row.paper}
         self.num_rows = len(rows)
         self.trials = records.trials
