@@ -17,7 +17,7 @@ from fedbat.errors import ConfigError, DataError
 from fedbat.flower import Compressed, begin, fedbat_mod
 from fedbat.flower.records import CONFIG, PUBLIC, tensors_of_record
 from fedbat.flower.sending import SENDING
-from fedbat.following import Follower, Leader, follow, message_bytes
+from fedbat.following import Follower, Held, Leader, follow, message_bytes
 from fedbat.layout import whole_layout
 from fedbat.server import averaged
 from tests.flower_world import (
@@ -360,6 +360,17 @@ def test_whoever_says_what_another_holds_is_brought_up_to_date(seed):
     assert all(m["fedbat-uploads"] == 5 for m in found.train_metrics_clientapp.values())
     for models in told.models.values():
         assert all(same(model, models[0]) for model in models.values())
+
+
+@pytest.mark.parametrize("down", DOWNLINKS)
+def test_nodes_that_hold_what_nobody_knows_share_one_message(down):
+    """Else the server would pack the whole model once for each."""
+    strategy, world = compressed(down, strategy=all_of_them()), World(make_app())
+    run(strategy, world, num_rounds=2)
+    for number, node in enumerate(world.contexts):
+        strategy._nodes.held[node] = Held(number, bytes([number] * 16)) if number else None
+    messages = strategy.configure_train(3, ArrayRecord(net().state_dict()), ConfigRecord(), world)
+    assert len({id(message.content) for message in messages}) == 1
 
 
 def test_without_a_seed_following_works_too():

@@ -90,10 +90,13 @@ def test_weights_of_other_types_are_followed_bit_for_bit_too(dtype, rng):
     w = {e.name: torch.randn(e.shape, generator=rng, dtype=torch.float64).to(dtype) for e in layout}
     leaders = led(Leader(Follower.of(layout, w)), 3, rng)
     client = client_of(leaders[0])
+    twin = reference.follow(leaders[0].message(None), reference_layout(layout), None)
     for leader in leaders[1:]:
-        client = client.apply(leader.message(client.held))
+        message = leader.message(client.held)
+        client, twin = client.apply(message), reference.follow(message, reference_layout(layout), twin)
         assert same(client.w, leader.public.w) and same(client_of(leader).w, client.w)
         assert client.w["a"].dtype == dtype
+        assert twin == (client.version, {name: x.reshape(-1).tolist() for name, x in client.w.items()})
 
 
 def test_a_channels_last_model_sends_the_same_bytes(rng):

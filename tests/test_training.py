@@ -424,6 +424,12 @@ def autocast_step(model, optimizer, x, y):
     return loss.item()
 
 
+def test_a_model_of_double_precision_trains_with_the_noise_of_the_library():
+    model = only_matrices(mlp(torch.float64))
+    optimizer = torch.optim.SGD(trained(model), lr=0.1)
+    _check_loss_falls_and_bytes_match(model, optimizer, some_batches(1, torch.float64)[0], plain_step)
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("step", [plain_step, accumulating_step, autocast_step])
 def test_optimizers_and_loops(optimizer, step):

@@ -154,7 +154,8 @@ def _margin(m: Tensor, alpha: Tensor, u: Tensor) -> Tensor:
     """(alpha + m) / (2 alpha) - u: the probability of +1 before clipping, minus the noise."""
     # Divide, don't multiply by 1/alpha: a correctly rounded m/alpha >= 1 makes m > alpha certain, as Eq. 6 says.
     # 1/2 - u is exact and a quotient cannot be fused with a sum: every device finds the same bits.
-    return (0.5 - u).addcdiv_(m, 2 * _divisor(alpha))
+    margin = (0.5 - u).to(torch.promote_types(u.dtype, m.dtype))  # noise is float32, whatever the model is
+    return margin.addcdiv_(m, 2 * _divisor(alpha))
 
 
 def _divisor(alpha: Tensor) -> Tensor:

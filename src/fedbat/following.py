@@ -121,17 +121,24 @@ class Leader:
         steps = (*self.steps, Step(self.public.held, raw))
         return Leader(public, steps[max(0, len(steps) - max_steps(public.layout)) :])
 
+    def start(self, held: Held | None) -> Held | None:
+        """Where a message for a holder of this starts; None: it holds nothing, or nothing that is known."""
+        return held if held in self._starts else None
+
     def message(self, held: Held | None) -> bytes:
-        """What brings a holder up to date; the whole model for one that holds nothing, or nothing that is known."""
+        """What brings a holder up to date; the whole model for one from whose model no known steps start."""
         layout, public = self.public.layout, self.public
-        starts = [step.start for step in self.steps] + [public.held]
-        if held is None or held not in starts:
+        if held is None or held not in self._starts:
             parts: dict[str, Part] = {e.name: Dense(public.w[e.name].float().reshape(-1)) for e in layout.compressed}
             return _pack(WHOLE, NOTHING, public.held, [Payload(layout, parts, self._rest, public.version).to_bytes()])
-        payloads = [step.raw for step in self.steps[starts.index(held) :]]
+        payloads = [step.raw for step in self.steps[self._starts.index(held) :]]
         if payloads:
             payloads.append(Payload(layout.rest, {}, self._rest, public.version).to_bytes())
         return _pack(STEPS, held, public.held, payloads)
+
+    @property
+    def _starts(self) -> list[Held]:
+        return [step.start for step in self.steps] + [self.public.held]
 
     @property
     def _rest(self) -> Tensors:

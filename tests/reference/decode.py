@@ -85,14 +85,25 @@ def follow(raw: bytes, layout: list[Tensor], held: tuple[int, dict[str, list]] |
         need(raw[5] == 1 and start <= version and held is not None, "steps")
         need(held[0] == start and model_hash(start, held[1], layout) == start_hash, "another model is held")
         need(len(payloads) == (version - start + 1 if version > start else 0), "number of steps")
-        model = dict(held[1])
+        model, types = dict(held[1]), {tensor.name: tensor.dtype for tensor in layout}
         for number, payload in enumerate(payloads[:-1], start + 1):
             for name, change in decode(payload, compressed, number)[1].items():
-                model[name] = [fl(v + q) for v, q in zip(model[name], change, strict=True)]
+                model[name] = [of_type(types[name], fl(v + q)) for v, q in zip(model[name], change, strict=True)]
         if payloads:
             model |= decode(payloads[-1], others, version)[1]
     need(model_hash(version, model, layout) == end_hash, "hash of the model")
     return version, model
+
+
+def of_type(dtype: str, x: float) -> float:
+    """x rounded to the nearest number of this type, ties to even."""
+    if dtype == "float16":
+        return struct.unpack("<e", struct.pack("<e", x))[0]
+    if dtype == "bfloat16":  # the upper half of an f32
+        bits = u32(struct.pack("<f", x))
+        bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+        return struct.unpack("<f", struct.pack("<I", bits))[0]
+    return x
 
 
 def model_hash(version: int, model: dict[str, list], layout: list[Tensor]) -> bytes:

@@ -46,10 +46,10 @@ class Delivery:
         return replies
 
     def _filled(self, draft: Message, orders: Orders, nodes: list[int]) -> list[Message]:
-        contents: dict[Held | None, tuple[int, RecordDict]] = {}  # one for all who hold the same
+        contents: dict[Held | None, tuple[int, RecordDict]] = {}  # one for all who need the same
         messages = []
         for node in nodes:
-            held = self._nodes.held.get(node)
+            held = self.sending.start(self._nodes.held.get(node))
             if held not in contents:
                 data, content = self.sending.message(held), RecordDict(dict(draft.content.items()))
                 for key in content.array_records:

@@ -41,6 +41,10 @@ class Sending(ABC):
     def after(self, w: Tensors) -> "Sending":
         """Once a round has made w of the true model."""
 
+    def start(self, held: Held | None) -> Held | None:
+        """What of this the message depends on: all nodes of which this is the same get the same one."""
+        return None
+
     @abstractmethod
     def message(self, held: Held | None) -> bytes:
         """For a node that holds this."""
@@ -129,6 +133,9 @@ class SendSteps(Sending):
 
     def after(self, w: Tensors) -> "SendSteps":
         return SendSteps(self.leader.lead(w))
+
+    def start(self, held: Held | None) -> Held | None:
+        return self.leader.start(held)
 
     def message(self, held: Held | None) -> bytes:
         return self.leader.message(held)
