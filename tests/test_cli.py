@@ -155,7 +155,7 @@ def test_another_engine_goes_on_and_is_said_and_recorded(fedbat_here, tmp_path):
         (["compare", "--methods", "fedavg,signsgd", "--set", "rho=3"], "fits none of the compared methods"),
         (["compare", "--methods", "fedbat", "--set", "fedbat.rho=x"], "could not be read"),
         (["compare", "--down", "4,4"], "--down is '4,4', expected different names such as 32,4"),
-        (["compare", "--down", "4,5"], "down is '5', expected 32, 8, 4, 3, 2, follow"),
+        (["compare", "--down", "4,5"], "down is '5', expected '32', '8', '4', '3', '2', 'follow'"),
         (["compare", "--link", "up=10"], "--link is 'up=10', expected up=10,down=50 (Mbit/s)"),
         (["compare", "--target", "0.8"], "there is no --link to reach it on"),
         (["compare", "--link", "up=1,down=1", "--target", "80"], "--target is 80.0, expected an accuracy above 0"),

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedbat import METHODS, Aggregator, ConfigError, MethodError, Payload, begin, layout_of, make_method
+from fedbat import METHODS, Aggregator, ConfigError, MethodError, Payload, Server, begin, layout_of, make_method
 from fedbat.layout import tensors_of
 from fedbat.method import Forward, Method
 from fedbat.methods.fedbat import FedBAT
@@ -649,6 +649,8 @@ def test_mistakes_of_begin_are_named():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ConfigError, match=r"expected an instance such as fedbat.FedBAT\(\)"):
         begin(FedBAT, model, optimizer, 3)
+    with pytest.raises(ConfigError, match=r"expected an instance such as fedbat.FedBAT\(\)"):
+        Server(FedBAT, model)
     with pytest.raises(MethodError, match="holds no parameter of this model"):
         begin(FedBAT(), other, optimizer, 3)
     with begin(FedBAT(), model, optimizer, 3), pytest.raises(MethodError, match="in a round already"):

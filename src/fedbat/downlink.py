@@ -83,7 +83,9 @@ DOWNLINKS: dict[str, Whole] = {
 def check_downlink(name: str) -> None:
     """Refuse what there is not."""
     if name not in DOWNLINKS:
-        raise ConfigError(f"down is {name!r}, expected {', '.join(DOWNLINKS)}: bits of a weight, or following")
+        raise ConfigError(
+            f"down is {name!r}, expected {', '.join(map(repr, DOWNLINKS))}: bits of a weight, or following"
+        )
 
 
 def whole_bytes(layout: Layout) -> int:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from fedbat.errors import ConfigError
 from fedbat.parts import Dense, Part
 from fedbat.streams import Noise, Tensors
 
@@ -126,3 +127,9 @@ class Method:
     def settings_of_record(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
         """`settings()` as an earlier version recorded them, under the names they have now."""
         return dict(settings)
+
+
+def check_method(method: Method) -> None:
+    """Refuse a class or a name."""
+    if not isinstance(method, Method):
+        raise ConfigError(f"method is {method!r}, expected an instance such as fedbat.FedBAT()")

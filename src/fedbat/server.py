@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from fedbat.errors import ConfigError, MethodError
 from fedbat.layout import Layout, layout_of, tensors_of
-from fedbat.method import Method
+from fedbat.method import Method, check_method
 from fedbat.streams import Tensors
 from fedbat.wire import Payload
 
@@ -84,6 +84,7 @@ class Server:
     """
 
     def __init__(self, method: Method, model: nn.Module, *, layout: Layout | None = None) -> None:
+        check_method(method)
         self.method, self.layout = method, layout or layout_of(model)
         self._live = tensors_of(model, self.layout)
         self._round = Aggregator(method, self.layout, self._live)

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from fedbat.errors import ConfigError, MethodError
 from fedbat.layout import Layout, layout_of, tensors_of
-from fedbat.method import Forward, Local, Method, Step
+from fedbat.method import Forward, Local, Method, Step, check_method
 from fedbat.parts import Part
 from fedbat.streams import Noise, Tensors, UniformNoise
 from fedbat.wire import Payload
@@ -77,8 +77,7 @@ class LocalTraining:
         noise: Noise | None = None,
         context: int = 0,
     ) -> None:
-        if not isinstance(method, Method):
-            raise ConfigError(f"method is {method!r}, expected an instance such as fedbat.FedBAT()")
+        check_method(method)
         in_optimizer = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not any(id(p) in in_optimizer for p in model.parameters()):
             raise MethodError("the optimizer holds no parameter of this model; make it from model.parameters()")

@@ -83,7 +83,9 @@ class Payload:
         try:
             data = memoryview(raw).cast("B")
         except TypeError as error:
-            raise WireError(f"got {type(raw).__name__}, expected contiguous bytes ({error}); pass bytes(...)") from None
+            raise WireError(
+                f"got {type(raw).__name__}, expected contiguous bytes ({error}); pass upload.to_bytes(), or bytes(...)"
+            ) from None
         found_context = _check_header(data, layout, context)
         reader = Reader(data[HEADER_BYTES:])
         records = reader.take(_RECORD.size * len(layout.compressed), "the header")

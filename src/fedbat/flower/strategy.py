@@ -29,7 +29,7 @@ from fedbat.flower.records import CONFIG, Orders, record_of_tensors, refusal_in,
 from fedbat.flower.sending import SENDING
 from fedbat.flower.uploads import Upload, read_replies, traffic
 from fedbat.layout import Role, layout_of, tied_names, whole_layout
-from fedbat.method import Method
+from fedbat.method import Method, check_method
 from fedbat.server import Aggregator, averaged, check_average
 from fedbat.streams import Tensors, stream
 
@@ -78,8 +78,7 @@ class Compressed(Strategy):
         checkpoint: str | Path | None = None,
         evaluate_on_clients: bool = False,
     ) -> None:
-        if not isinstance(method, Method):
-            raise ConfigError(f"method is {method!r}, expected an instance such as fedbat.FedBAT()")
+        check_method(method)
         if not isinstance(strategy, flower.FedAvg) or type(strategy) in REFUSED:
             reason = REFUSED.get(type(strategy), "it is no averaging strategy of Flower")
             raise ConfigError(
