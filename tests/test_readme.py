@@ -28,12 +28,23 @@ def test_example_runs_as_written():
     assert sum(4 * p.numel() for p in model.parameters()) == dense
 
 
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))])
+PAGES = [
+    page for folder in (".", "docs", "examples/*", "experiments", "results/**") for page in ROOT.glob(f"{folder}/*.md")
+]
+
+
+def anchors(page):
+    """Of its headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page):
-    text = (ROOT / page).read_text()
-    for target in re.findall(r"\]\(([^)#]+)", text):
-        if not target.startswith("http"):
-            assert (ROOT / page).parent.joinpath(target).exists(), target
+    for path, _, anchor in re.findall(r"\]\((?!http)([^)#\s]*)(#([^)\s]+))?\)", page.read_text()):
+        target = page.parent / path if path else page
+        assert target.exists(), path
+        assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
 
 
 def test_readme_leads_to_every_page():
