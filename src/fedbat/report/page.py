@@ -13,7 +13,7 @@ from fedbat.errors import ConfigError
 from fedbat.provenance import package_version
 from fedbat.report.charts import Style, group_data, styles_of
 from fedbat.report.holdings import Holdings, holdings_of
-from fedbat.report.runs import Group, Run, as_text, flag, group_runs, title_of
+from fedbat.report.runs import Group, Run, as_text, flag, group_runs, split_of, title_of
 from fedbat.report.table import overview
 
 _CHARTS = (
@@ -80,7 +80,7 @@ def _summary(groups: Sequence[Group]) -> str:
     counts = (
         _count(len({run.config["method"] for run in runs}), "method"),
         _count(len({run.config["dataset"] for run in runs}), "data set"),
-        _count(len(groups), "split"),
+        _count(len({(run.config["dataset"], split_of(run.config)) for run in runs}), "split"),
         _count(sum(len(run.record.lines) for run in runs), "round"),
     )
     return f"{_count(len(runs), 'run')}: {', '.join(counts)}."
