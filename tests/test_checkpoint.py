@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -168,6 +169,14 @@ def test_killed_by_the_system_at_random_moments(method, fedbat_here, tmp_path):
         command = [*start, "resume", str(killed)]
     assert kills > 1
     assert_same(killed, whole)
+
+
+def test_a_process_that_died_at_the_very_end_leaves_nothing_for_long(uninterrupted, fedbat_here, tmp_path):
+    folder = shutil.copytree(uninterrupted, tmp_path / "run")
+    (folder / "checkpoint").mkdir()
+    (folder / "checkpoint" / "checkpoint.json").write_text("{}")
+    assert "is finished already" in fedbat_here("resume", folder, check=0).stdout
+    assert_same(folder, uninterrupted)
 
 
 def test_torn_and_stray_files_are_cut_and_removed(federation, uninterrupted, tmp_path):

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedbat.checkpoint import remove_checkpoint
 from fedbat.cli.execution import Means, execute, execute_all, print_table
 from fedbat.cli.options import Device, MemoryBudget, TensorBoardFolder, num_bytes, say
 from fedbat.engine import ENGINES, check_engine
@@ -34,6 +35,7 @@ def resume(
     if plan and is_finished(folder) and (folder / "compare.png").exists():
         return say(f"the comparison in {folder} is finished already")
     if not plan and is_finished(folder):
+        remove_checkpoint(folder / "checkpoint")  # in case the process died right before
         return say(f"the run in {folder} is finished already: {read_summary(folder)['rounds_done']} rounds")
     asked = _asked(runs)
     means = Means(
