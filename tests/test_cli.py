@@ -89,7 +89,7 @@ def interrupted(out, *args):
 
 def test_interrupt_leaves_a_valid_record_to_go_on_from(fedbat_here, tmp_path):
     out = tmp_path / "run"
-    printed = interrupted(out, "run", *FAST, "--rounds", 40, "--engine", "sequential")
+    printed = interrupted(out, "run", *FAST, "--rounds", 15, "--engine", "sequential")
     summary = json.loads((out / "summary.json").read_text())
     lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     assert summary["status"] == "interrupted" and summary["rounds_done"] == len(lines) >= 1
@@ -97,11 +97,11 @@ def test_interrupt_leaves_a_valid_record_to_go_on_from(fedbat_here, tmp_path):
     refused = fedbat_here("run", *FAST, "--out", out, check=2)
     assert f"holds an unfinished run; go on with it by `fedbat resume {out}`" in refused.stderr
     again = fedbat("resume", out, check=0).stdout
-    assert f"going on with round {len(lines) + 1}" in again and "round 40/40" in again and "vs fp32" in again
-    assert "round 1/40" not in again and "instead of" not in again
+    assert f"going on with round {len(lines) + 1}" in again and "round 15/15" in again and "vs fp32" in again
+    assert "round 1/15" not in again and "instead of" not in again
     summary = json.loads((out / "summary.json").read_text())
-    assert summary["status"] == "finished" and summary["rounds_done"] == 40
-    assert f"the run in {out} is finished already: 40 rounds" in fedbat_here("resume", out, check=0).stdout
+    assert summary["status"] == "finished" and summary["rounds_done"] == 15
+    assert f"the run in {out} is finished already: 15 rounds" in fedbat_here("resume", out, check=0).stdout
 
 
 def test_comparison_goes_on_with_the_methods_that_are_left(fedbat_here, tmp_path):
