@@ -155,7 +155,7 @@ def test_the_app_sees_the_arrays_in_their_own_order(down):
         seen.append(list(msg.content["arrays"]))
         return call_next(msg, context)
 
-    strategy = compressed(down)
+    strategy = compressed(down=down)
     result = run(strategy, World(make_app(fedbat_mod, look)), num_rounds=3)
     names = list(net().state_dict())
     assert len(seen) == 9 and all(order == names for order in [*seen, list(result.arrays), list(strategy.received)])
@@ -329,7 +329,7 @@ def test_whatever_a_node_says_about_itself_the_others_go_on(lie, seed):
         return [reply]
 
     world.spoil[2] = lying
-    found = run(compressed(strategy=all_of_them(), seed=seed), world)
+    found = run(following(all_of_them(), seed=seed), world)
     assert all(m["fedbat-uploads"] >= 4 for m in found.train_metrics_clientapp.values())
     for models in told.models.values():
         assert all(same(model, models[0]) for model in models.values())
@@ -356,7 +356,7 @@ def test_whoever_says_what_another_holds_is_brought_up_to_date(seed):
     def evaluate(round_, arrays):
         restarted(world.contexts[victim])
 
-    found = run(compressed(strategy=all_of_them(), seed=seed), world, evaluate_fn=evaluate)
+    found = run(following(all_of_them(), seed=seed), world, evaluate_fn=evaluate)
     assert all(m["fedbat-uploads"] == 5 for m in found.train_metrics_clientapp.values())
     for models in told.models.values():
         assert all(same(model, models[0]) for model in models.values())
@@ -365,7 +365,7 @@ def test_whoever_says_what_another_holds_is_brought_up_to_date(seed):
 @pytest.mark.parametrize("down", DOWNLINKS)
 def test_nodes_that_hold_what_nobody_knows_share_one_message(down):
     """Else the server would pack the whole model once for each."""
-    strategy, world = compressed(down, strategy=all_of_them()), World(make_app())
+    strategy, world = compressed(strategy=all_of_them(), down=down), World(make_app())
     run(strategy, world, num_rounds=2)
     for number, node in enumerate(world.contexts):
         strategy._nodes.held[node] = Held(number, bytes([number] * 16)) if number else None
@@ -468,10 +468,10 @@ def half(path):
     ("file", "harm"), [("last.json", half), ("round-2.safetensors", half), ("round-2.safetensors", gone)]
 )
 def test_a_damaged_checkpoint_is_told_as_such(file, harm, tmp_path):
-    run(compressed(checkpoint=tmp_path), World(make_app()), num_rounds=2)
+    run(following(checkpoint=tmp_path), World(make_app()), num_rounds=2)
     harm(tmp_path / file)
     with pytest.raises(DataError, match=r"cannot be read .*; restore it, or begin anew in another folder"):
-        run(compressed(checkpoint=tmp_path), World(make_app()), num_rounds=3)
+        run(following(checkpoint=tmp_path), World(make_app()), num_rounds=3)
 
 
 def test_a_second_training_with_the_same_nodes_starts_anew():
