@@ -38,8 +38,8 @@ from fedbat.simulation import initial_state, rounds
 
 MAX_FLIPPED, MAX_DENSE, MAX_RATIO = 1e-3, 1e-4, 1.05
 ENGINE_FILES = (
-    "buffers.py", "cuda.py", "fused.py", "kernels.py", "layer_kernels.py", "norms.py", "outbox.py", "sequential.py",
-    "slot.py", "stems.py",
+    "buffers.py", "conv_kernels.py", "convs.py", "cuda.py", "fused.py", "kernels.py", "launch.py", "layer_kernels.py",
+    "norms.py", "outbox.py", "sequential.py", "slot.py", "stems.py",
 )  # fmt: skip
 
 

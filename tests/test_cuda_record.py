@@ -10,8 +10,8 @@ from scripts import cuda_page
 RECORDS = sorted(cuda_page.FOLDER.glob("*.json"))
 ENGINE = Path(__file__).parent.parent / "src" / "fedbat" / "engine"
 FILES = (
-    "buffers.py", "cuda.py", "fused.py", "kernels.py", "layer_kernels.py", "norms.py", "outbox.py", "slot.py",
-    "stems.py",
+    "buffers.py", "conv_kernels.py", "convs.py", "cuda.py", "fused.py", "kernels.py", "launch.py", "layer_kernels.py",
+    "norms.py", "outbox.py", "slot.py", "stems.py",
 )  # fmt: skip
 
 

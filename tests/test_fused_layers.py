@@ -2,6 +2,7 @@
 
 import copy
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,10 @@ pytest.importorskip("triton", reason="Triton comes with PyTorch for NVIDIA GPUs;
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs TRITON_INTERPRET=1 in the environment", allow_module_level=True)
 
-from fedbat.engine import norms, stems
+from triton.runtime import interpreter
+
+from fedbat.engine import convs, norms, stems
+from fedbat.engine.launch import compile_ahead, launch
 from fedbat.models.norm import BatchNormReLU
 
 # One part and many, whole tiles and not, few channels and more than a tile has.
@@ -142,3 +146,62 @@ def test_other_norms_are_left_alone():
     model = nn.Sequential(Own(4), nn.BatchNorm2d(4, affine=False), nn.BatchNorm2d(4, momentum=None))
     norms.fuse_norms(model)
     assert not any("forward" in vars(module) for module in model)
+
+
+@pytest.fixture
+def loops(monkeypatch):
+    """NumPy 2.4 takes no array of one element for a number, but Triton 3.6's interpreter counts its loops by such."""
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+
+
+# (samples, in, out, side, filter, stride, padding): whole tiles and not, all that may fall outside, sums in many parts.
+CONVOLUTIONS = [
+    (4, 32, 64, 8, 3, 1, 1), (3, 64, 32, 8, 3, 2, 1), (3, 32, 64, 8, 1, 2, 0), (2, 32, 96, 7, 3, 1, 1),
+    (2, 32, 32, 6, 5, 2, 2), (2, 32, 32, 6, 3, 1, 0), (2, 32, 32, 9, 3, 3, 1), (2, 32, 32, 8, 2, 2, 0),
+    (9, 128, 32, 4, 3, 1, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("samples, channels, out, side, size, stride, padding", CONVOLUTIONS)
+def test_convolutions_by_tiles_are_the_native_ones(samples, channels, out, side, size, stride, padding, loops):
+    generator = torch.Generator().manual_seed(0)
+    shapes = (samples, channels, side, side), (out, channels, size, size)
+    x, weight = (channels_last(torch.randn(shape, generator=generator)).requires_grad_() for shape in shapes)
+    exact = nn.functional.conv2d(x.double(), weight.double(), stride=stride, padding=padding)
+    grad = channels_last(torch.randn(exact.shape, generator=generator))
+    y = convs._Conv.apply(x, weight, stride, padding)  # the interpreter cannot multiply bfloat16
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    found = [y, *torch.autograd.grad(y, (x, weight), grad)]
+    expected = [exact, *torch.autograd.grad(exact, (x, weight), grad.double())]
+    for ours, theirs in zip(found, expected, strict=True):
+        # A sum of n products near 1 is some sqrt(n), and its rounding some sqrt(n) 2^-24.
+        assert (ours.double() - theirs.double()).abs().max() <= 1e-6 * theirs.double().abs().max()
+
+
+def test_convolutions_that_do_not_fit_are_computed_natively():
+    for conv in (
+        nn.Conv2d(32, 32, 3), nn.Conv2d(32, 48, 3, bias=False), nn.Conv2d(64, 64, 3, groups=2, bias=False),
+        nn.Conv2d(32, 32, 3, dilation=2, bias=False), nn.Conv2d(32, 32, 3, padding="same", bias=False),
+    ):  # fmt: skip
+        convs.fuse_convs(conv)
+        assert "forward" not in vars(conv)
+    conv = nn.Conv2d(32, 32, 3, bias=False).to(torch.bfloat16).to(memory_format=torch.channels_last)
+    native = copy.deepcopy(conv)
+    convs.fuse_convs(conv)
+    x = channels_last(torch.randn(2, 32, 6, 6).to(torch.bfloat16))
+    assert "forward" in vars(conv) and torch.equal(conv(x), native(x))  # a CPU fetches no tiles
+
+
+def test_compiling_ahead_launches_nothing():
+    calls = []
+    kernel = SimpleNamespace(run=lambda *args, grid, warmup: calls.append((args, grid, warmup)))
+    with compile_ahead():
+        launch(kernel, (3,))(1)
+    launch(kernel, (3,))(2)
+    assert calls == [((1,), (3,), True), ((2,), (3,), False)]

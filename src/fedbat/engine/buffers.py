@@ -1,4 +1,4 @@
-"""What slots are made of: tensors that stay where they are, and work recorded on them."""
+"""What slots are made of: tensors that stay where they are, work recorded on them, noise that starts again."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedbat.streams import Tensors
+from fedbat.streams import Tensors, UniformNoise, stream_seed
 
 
 def record(
@@ -56,3 +56,19 @@ def descend(x: Tensors, grads: Tensors, lr: float) -> None:
 def zeros(like: Tensors) -> Tensors:
     """The same shapes and strides."""
     return {name: torch.zeros_like(tensor) for name, tensor in like.items()}
+
+
+class RestartableNoise(UniformNoise):
+    """UniformNoise that can start again, because graphs hold on to their generator."""
+
+    @property
+    def generator(self) -> torch.Generator:
+        """To be registered with every graph that draws."""
+        return self._generator
+
+    def restart(self, seed: int, *key: int) -> None:
+        """From here on, the numbers of UniformNoise(seed, "noise", *key)."""
+        if self.device.type == "cpu":
+            self.__init__(seed, "noise", *key)  # type: ignore[misc]
+        else:
+            self._generator.manual_seed(stream_seed(seed, "noise", *key))

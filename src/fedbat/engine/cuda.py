@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedbat.engine.base import ClientResult, Evaluation
-from fedbat.engine.buffers import copy_all, record
+from fedbat.engine.buffers import copy_all, halve, record
+from fedbat.engine.convs import fuse_convs
 from fedbat.engine.fused import Flat, FusedBatches, FusedFedBAT, can_fuse
 from fedbat.engine.memory import keep_freed_memory
 from fedbat.engine.norms import fuse_norms
@@ -62,6 +63,7 @@ class CudaEngine:
         self._stats = [torch.tensor(values, device=self.device)[:, None, None] for values in mean_std]
         self.model = self.new_model().eval()
         self._tensors = tensors_of(self.model, federation.layout)
+        self._half = halve(self.model) if precision == "bf16" else {}
         self.w = {name: wide(tensor).clone() for name, tensor in self._tensors.items()}  # what the clients received
         self.compressed = {entry.name: self.w[entry.name] for entry in federation.layout.compressed}
         self.batches = FusedBatches(federation, self.x, self.y, not nchw) if self.fuses else None
@@ -105,7 +107,9 @@ class CudaEngine:
     def evaluate(self, w: Tensors) -> Evaluation:
         """Accuracy and mean loss over the test set, with what the method computes with when tested."""
         here = {name: tensor.to(self.device) for name, tensor in w.items()}
-        copy_all(self._tensors, here | self.federation.method.evaluate({name: here[name] for name in self.compressed}))
+        tested = here | self.federation.method.evaluate({name: here[name] for name in self.compressed})
+        copy_all(self._tensors, tested)
+        copy_all(self._half, tested)
         if not self.captures:
             self._test()
         elif self._test_graph is None:
@@ -144,6 +148,7 @@ class CudaEngine:
         if self.fuses and self.precision != "fp32":  # which is bit for bit the sequential engine's arithmetic
             fuse_norms(model)
             fuse_stems(model)
+            fuse_convs(model)
         return model
 
     def normalized(self, x: Tensor, *, train: bool) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedbat.data import normalize
 from fedbat.data.transforms import PADDING
+from fedbat.engine.launch import launch
 from fedbat.experiment import Federation
 from fedbat.method import Method
 from fedbat.methods.fedbat import FedBAT
@@ -83,8 +84,10 @@ class FusedFedBAT:
         flat, bounds = self.flat, self.method.bounds
         self.noise = torch.rand(flat.num_noise, generator=generator, device=flat.device)
         grid = (flat.num_blocks,)
-        kernels.fedbat_measure[grid](self.latent, self.w, self.alpha_prime, self.magnitude, *self._tables, BLOCK=_BLOCK)
-        kernels.fedbat_forward[grid](
+        launch(kernels.fedbat_measure, grid)(
+            self.latent, self.w, self.alpha_prime, self.magnitude, *self._tables, BLOCK=_BLOCK
+        )
+        launch(kernels.fedbat_forward, grid)(
             self.latent, self.w, self.noise, flat.noise_start, self.weights,
             self.alpha_prime, self.alpha_e, self.magnitude, self.alpha, self.pace, *self._tables,
             self._rho, *(bounds or (0.0, 0.0)), BOUNDED=bounds is not None, BLOCK=_BLOCK,
@@ -96,12 +99,12 @@ class FusedFedBAT:
 
         flat = self.flat
         torch._foreach_copy_([self.grads[name] for name in grads], list(grads.values()))
-        kernels.fedbat_backward[(flat.num_blocks,)](
+        launch(kernels.fedbat_backward, (flat.num_blocks,))(
             self.latent, self.w, self.noise, flat.noise_start, self.grad, self.alpha, self.slope, *self._tables,
             self.lr, BLOCK=_BLOCK,
         )  # fmt: skip
         num = len(flat.like)
-        kernels.fedbat_settle[(1,)](
+        launch(kernels.fedbat_settle, (1,))(
             self.alpha_e, self.pace, self.slope, self.magnitude, num, self.lr, LAYERS=1 << (num - 1).bit_length()
         )
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from fedbat.engine.launch import launch
 from fedbat.models.norm import BatchNormReLU
 
 # Every tile has the same shape, and few numbers of tiles occur: each would be compiled anew.
@@ -69,7 +70,7 @@ def _normalized(plan: "_Plan", x: Tensor, shortcut: Tensor | None, saved: Tensor
     from fedbat.engine import layer_kernels as kernels
 
     y, adds = torch.empty_like(x), shortcut is not None
-    kernels.normalize[plan.over_tiles](
+    launch(kernels.normalize, plan.over_tiles)(
         x, shortcut if adds else x, saved, y, plan.M, plan.C, ADDS=adds, RELU=relu, **_SHAPE
     )
     return y
@@ -117,8 +118,8 @@ class _Norm(torch.autograd.Function):
         plan = _Plan.of(x)
         M, C, parts, tiles = plan
         sums, saved = plan.partial(x), torch.empty(4, C, device=x.device)
-        kernels.moments[plan.over_parts](x, sums, M, C, parts, TILES=tiles, **_SHAPE)
-        kernels.settle_moments[plan.over_channels](
+        launch(kernels.moments, plan.over_parts)(x, sums, M, C, parts, TILES=tiles, **_SHAPE)
+        launch(kernels.settle_moments, plan.over_channels)(
             x, sums, weight, bias, module.running_mean, module.running_var, module.num_batches_tracked, saved,
             M, C, parts, module.eps, module.momentum, MOST=_PARTS, CHANNELS=_CHANNELS,
         )  # fmt: skip
@@ -139,11 +140,11 @@ class _Norm(torch.autograd.Function):
         sums, x_grad = plan.partial(x), torch.empty_like(x)
         shortcut_grad = torch.empty_like(x) if ctx.kind["ADDS"] else None
         (weight_grad, bias_grad), factors = torch.empty(2, C, device=x.device), torch.empty(2, C, device=x.device)
-        kernels.slopes[plan.over_parts](x, grad, y, saved, sums, M, C, parts, TILES=tiles, **ctx.kind)
-        kernels.settle_slopes[plan.over_channels](
+        launch(kernels.slopes, plan.over_parts)(x, grad, y, saved, sums, M, C, parts, TILES=tiles, **ctx.kind)
+        launch(kernels.settle_slopes, plan.over_channels)(
             sums, saved, weight_grad, bias_grad, factors, M, C, parts, MOST=_PARTS, CHANNELS=_CHANNELS
         )
-        kernels.pull_back[plan.over_tiles](
+        launch(kernels.pull_back, plan.over_tiles)(
             x, grad, y, saved, factors, x_grad, x_grad if shortcut_grad is None else shortcut_grad, M, C, **ctx.kind
         )
         return x_grad, shortcut_grad, weight_grad, bias_grad, None, None

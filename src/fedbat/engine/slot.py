@@ -15,15 +15,16 @@ from torch.nn import functional as F
 
 from fedbat.data import augment
 from fedbat.engine.base import ClientResult
-from fedbat.engine.buffers import copy_all, descend, halve, record, zeros
+from fedbat.engine.buffers import RestartableNoise, copy_all, descend, halve, record, zeros
 from fedbat.engine.fused import FusedFedBAT
+from fedbat.engine.launch import compile_ahead
 from fedbat.engine.outbox import Outbox
 from fedbat.engine.sequential import draw_epochs
 from fedbat.layout import tensors_of
 from fedbat.method import Forward, Local, Step
 from fedbat.methods.fedbat import FedBAT
 from fedbat.parts import Part
-from fedbat.streams import Tensors, UniformNoise, stream_seed
+from fedbat.streams import Tensors
 from fedbat.training import wide
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Slot:
         self.at = torch.zeros((), dtype=torch.int64, device=device)  # samples seen so far
         self.loss = torch.zeros((), dtype=torch.float64, device=device)  # sum over the steps so far
         self.done, self.total = torch.zeros(2, dtype=torch.float64, device=device).unbind()  # steps
-        self.noise = _SlotNoise(0, "noise", device=device)
+        self.noise = RestartableNoise(0, "noise", device=device)
         self.memory: Tensors = {}
         self.stream = torch.cuda.Stream(device, priority=priority) if engine.captures else None
         self.pool = torch.cuda.graph_pool_handle() if engine.captures else None
@@ -273,6 +274,9 @@ class Slot:
                 self.engine.warm.add(kind)
                 generator = torch.cuda.default_generators[torch.cuda.current_device()]
                 before = generator.get_offset()
+                if self.engine.fuses:
+                    with compile_ahead():
+                        self.step(kind)
                 self.step(kind)
                 # A model that draws numbers itself (dropout) does so from the default generator: see the top.
                 if generator.get_offset() != before:
@@ -283,19 +287,3 @@ class Slot:
     def on_stream(self) -> AbstractContextManager[object]:
         """Where all of the slot's work is launched."""
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
-
-
-class _SlotNoise(UniformNoise):
-    """UniformNoise that can start again, because graphs hold on to their generator."""
-
-    @property
-    def generator(self) -> torch.Generator:
-        """To be registered with every graph that draws."""
-        return self._generator
-
-    def restart(self, seed: int, *key: int) -> None:
-        """From here on, the numbers of UniformNoise(seed, "noise", *key)."""
-        if self.device.type == "cpu":
-            self.__init__(seed, "noise", *key)  # type: ignore[misc]
-        else:
-            self._generator.manual_seed(stream_seed(seed, "noise", *key))

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedbat.engine.launch import launch
+
 _MOST = 64  # values a filter sees; with more, patches would cost more than they save
 _ROWS = 64  # of patches that one program makes
 
@@ -14,16 +16,16 @@ def fuse_stems(model: nn.Module) -> None:
     """Let bfloat16 convolutions of images compute with patches; those of activations are left as they are."""
     for module in model.modules():
         # Exactly these: a subclass may mean something else.
-        if type(module) is nn.Conv2d and _fits(module):
+        if type(module) is nn.Conv2d and is_plain(module) and module.weight[0].numel() <= _MOST:
             module.forward = partial(_forward, module)  # type: ignore[method-assign]
 
 
-def _fits(conv: nn.Conv2d) -> bool:
+def is_plain(conv: nn.Conv2d) -> bool:
+    """Square filters, and nothing but them."""
     plain = conv.bias is None and conv.groups == 1 and conv.dilation == (1, 1) and conv.padding_mode == "zeros"
-    square = all(
+    return plain and all(
         isinstance(size, tuple) and len(set(size)) == 1 for size in (conv.kernel_size, conv.stride, conv.padding)
     )
-    return plain and square and conv.in_channels * conv.kernel_size[0] ** 2 <= _MOST
 
 
 def _forward(conv: nn.Conv2d, x: Tensor) -> Tensor:
@@ -42,7 +44,7 @@ class _Stem(torch.autograd.Function):
         height, width = ((side + 2 * padding - size) // stride + 1 for side in (h, w))
         values = 1 << (channels * size * size - 1).bit_length()
         seen = torch.empty(batch * height * width, max(values, 16), dtype=weight.dtype, device=x.device)
-        layer_kernels.patches[(-(-len(seen) // _ROWS),)](
+        launch(layer_kernels.patches, (-(-len(seen) // _ROWS),))(
             x, seen, len(seen), height, width, *x.stride(),
             C=channels, H=h, W=w, K=size, STRIDE=stride, PADDING=padding, VALUES=seen.shape[1], ROWS=_ROWS,
         )  # fmt: skip
