@@ -1,5 +1,6 @@
 """`fedbat resume`."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,7 +45,7 @@ def resume(
     if plan and is_finished(folder) and (folder / "compare.png").exists():
         return say(f"the comparison in {folder} is finished already")
     if not plan and is_finished(folder):
-        with locked(folder):  # whose file goes with this one's
+        with suppress(OSError), locked(folder):  # unless it may only be read
             remove_checkpoint(folder / "checkpoint")  # in case the process died right before
         return say(f"the run in {folder} is finished already: {read_summary(folder)['rounds_done']} rounds")
     asked = _asked(folder, runs)
