@@ -162,10 +162,11 @@ def _far_from_others(uploads: list[Upload], rules: Rules, w: Tensors) -> dict[in
         sizes = {upload.client: _size(upload.payload, entry.name) for upload in uploads}
         moved = [size for _, size in sizes.values() if size > 0]
         median = statistics.median(moved) if moved else 0.0
+        usual_sizes = {"step": median, "size": max(median, _largest(w[entry.name]))}
         for client, (kind, size) in sizes.items():
-            usual = median if kind == "step" else max(median, _largest(w[entry.name]))
-            least = usual / rules.max_ratio if kind == "step" else 0.0
-            if size > 0 and not least <= size <= usual * rules.max_ratio:
+            usual = usual_sizes[kind]
+            too_small = kind == "step" and 0 < size < usual / rules.max_ratio
+            if too_small or size > usual * rules.max_ratio:
                 what = f"{entry.name} has {_WHAT[kind]} {size:g}"
                 far[client] = _Refused(kind, f"{what}, more than {rules.max_ratio:g} times off the round's {usual:g}")
     return far
