@@ -22,6 +22,7 @@ from fedbat.checkpoint import Checkpoint
 from fedbat.engine.sequential import SequentialEngine
 from fedbat.errors import ConfigError, DataError
 from fedbat.experiment import prepare
+from fedbat.lock import LOCK
 from fedbat.run import run_recorded
 from fedbat.simulation import initial_state, rounds
 from tests.command import ENVIRONMENT
@@ -198,7 +199,7 @@ def test_torn_and_stray_files_are_cut_and_removed(federation, uninterrupted, tmp
 def test_a_process_that_died_before_its_first_checkpoint_begins_again(federation, uninterrupted, tmp_path):
     folder = tmp_path / "run"
     assert dies_at(1, federation, folder)  # right after summary.json
-    assert {path.name for path in folder.iterdir()} == {"summary.json"}
+    assert {path.name for path in folder.iterdir()} == {"summary.json", LOCK}
     run(federation, folder)
     assert_same(folder, uninterrupted)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedbat.engine.workers import _Worker
 from tests.command import FAST, fedbat, process
 
 
@@ -121,6 +122,43 @@ def test_comparison_goes_on_with_the_methods_that_are_left(fedbat_here, tmp_path
     (out / "compare.png").unlink()
     fedbat_here("resume", out, check=0)
     assert (out / "compare.png").exists()
+
+
+class Stopping(nn.Linear):
+    """Ctrl-C comes while it is trained, as long as `stops`."""
+
+    stops = True
+
+    def forward(self, x):
+        if Stopping.stops and torch.is_grad_enabled():
+            raise KeyboardInterrupt
+        return super().forward(x)
+
+
+def stopping(shape, num_classes):
+    return nn.Sequential(nn.Flatten(), Stopping(shape[0] * shape[1] * shape[2], num_classes))
+
+
+def test_a_comparison_stopped_in_its_first_round_goes_on_with_its_engine(fedbat_here, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    args = ["compare", *FAST[:-1], "tests.test_cli:stopping", "--rounds", 1, "--methods", "fedavg,fedbat"]
+    printed = fedbat_here(*args, "--engine", "sequential", "--out", out, check=130).stdout
+    assert f"interrupted after 0 rounds, nothing recorded\ngo on with: fedbat resume {out}" in printed
+    assert [path.name for path in out.iterdir()] == ["compare.json"]
+    monkeypatch.setattr(Stopping, "stops", False)
+    fedbat_here("resume", out, check=0)
+    for method in ("fedavg", "fedbat"):
+        assert json.loads((out / method / "summary.json").read_text())["engine"]["asked"] == "sequential"
+
+
+def test_the_methods_of_a_comparison_share_their_workers(fedbat_here, tmp_path, monkeypatch):
+    started, start = [], _Worker.start
+    for module in ("fedbat.engine", "fedbat.engine.cpu"):
+        monkeypatch.setattr(f"{module}.usable_cores", lambda: 2)
+    monkeypatch.setattr(_Worker, "start", lambda self: (started.append(self), start(self)))
+    args = ["compare", *FAST, "--rounds", 1, "--methods", "fedavg,fedbat", "--engine", "cpu"]
+    fedbat_here(*args, "--out", tmp_path / "out", check=0)
+    assert len(started) == 2 and not any(worker.process.is_alive() for worker in started)
 
 
 def test_another_engine_goes_on_and_is_said_and_recorded(fedbat_here, tmp_path):

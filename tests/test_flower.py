@@ -1,24 +1,21 @@
 """Flower: the same method code, checked without processes (real ones are in test_flower_deployment.py)."""
 
 import copy
-import dataclasses
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod, message_size_mod
-from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import strategy as flower
-from flwr.supercore.task_identity import TaskIdentity
 
 import fedbat
-from fedbat import METHODS, FedBAT, Payload, layout_of, make_method
+from fedbat import METHODS, FedBAT, layout_of, make_method
 from fedbat.errors import ConfigError, MethodError, WireError
 from fedbat.flower import Compressed, begin, fedbat_mod
 from fedbat.flower.client import MEMORY
-from fedbat.flower.records import CONFIG, UPLOAD, Orders, packed, tensors_of_record, unpacked
+from fedbat.flower.records import CONFIG, UPLOAD, Orders, tensors_of_record, unpacked
 from fedbat.streams import stream
 from tests.flower_world import (
     NUM_CLIENTS,
@@ -159,125 +156,6 @@ def test_strategies_that_compare_clients_get_a_dense_model_of_each(kind, monkeyp
 def test_strategies_that_cannot_work_are_refused_with_the_reason(wrong):
     with pytest.raises(ConfigError, match="cannot be compressed"):
         Compressed(wrong, FedBAT(), net())
-
-
-# Replies that must not count
-
-
-def replaced(reply, data):
-    key = next(iter(reply.content.array_records))
-    reply.content[key] = packed(UPLOAD, data)
-    return [reply]
-
-
-def raw(reply):
-    return unpacked(next(iter(reply.content.array_records.values())), UPLOAD)
-
-
-def restepped(reply, change):
-    payload = Payload.from_bytes(raw(reply), layout_of(net()))
-    parts = {k: dataclasses.replace(p, scale=change(p.scale)) for k, p in payload.parts.items()}
-    return replaced(reply, dataclasses.replace(payload, parts=parts).to_bytes())
-
-
-def other_round(reply):
-    payload = Payload.from_bytes(raw(reply), layout_of(net()))
-    return replaced(reply, dataclasses.replace(payload, context=payload.context + 1).to_bytes())
-
-
-def not_finite(reply):
-    data = bytearray(raw(reply))
-    payload = Payload.from_bytes(bytes(data), layout_of(net()))
-    rest = {k: v * float("nan") if v.is_floating_point() else v for k, v in payload.rest.items()}
-    return replaced(reply, dataclasses.replace(payload, rest=rest).to_bytes())
-
-
-def plain_arrays(reply):
-    reply.content["arrays"] = ArrayRecord(net().state_dict())
-    return [reply]
-
-
-def without_weight(reply):
-    reply.content["metrics"] = MetricRecord({"train_loss": 1.0})
-    return [reply]
-
-
-SPOILERS = {
-    "garbage": (lambda reply: replaced(reply, b"\x00garbage" * 50), "malformed"),
-    "cut short": (lambda reply: replaced(reply, raw(reply)[:-3]), "malformed"),
-    "other round": (other_round, "malformed"),
-    "not finite": (not_finite, "malformed"),
-    "plain arrays": (plain_arrays, "malformed"),
-    "no weight": (without_weight, "weight"),
-    "step out of bounds": (lambda reply: restepped(reply, lambda s: s * 0 + 9.0), "step"),
-    "nothing": (lambda reply: [], None),
-}
-
-
-@pytest.mark.parametrize("what", SPOILERS)
-def test_a_bad_reply_is_dropped_and_the_round_goes_on(what, caplog):
-    spoil, kind = SPOILERS[what]
-    chosen = sorted(stream(0, "clients", 0).choice(NUM_CLIENTS, 3, replace=False).tolist())
-    bad, silent = World(make_app()), World(make_app())
-    bad.spoil[chosen[1]], silent.spoil[chosen[1]] = spoil, lambda reply: []
-    found, expected = run(compressed(), bad, num_rounds=1), run(compressed(), silent, num_rounds=1)
-    assert same(found.arrays, expected.arrays)  # as if it had not answered
-    metrics = found.train_metrics_clientapp[1]
-    assert metrics["fedbat-uploads"] == 2 and metrics["fedbat-missing"] == (kind is None)
-    if kind is not None:
-        assert metrics["fedbat-dropped"] == metrics[f"fedbat-dropped-{kind}"] == 1
-
-
-def test_what_the_superlink_says_of_a_dead_node_is_no_reply(caplog):
-    """Its error comes from the SuperLink, which has a number of its own."""
-
-    def gone(reply):
-        TaskIdentity.node_id = SUPERLINK_NODE_ID
-        return [Message(Error(ErrorCode.NODE_UNAVAILABLE, "no heartbeat"), reply_to=questions.pop())]
-
-    chosen = sorted(stream(0, "clients", 0).choice(NUM_CLIENTS, 3, replace=False).tolist())
-    world = World(make_app())
-    questions = [Message(RecordDict(), dst_node_id=SUPERLINK_NODE_ID, message_type="train")]
-    world.spoil[chosen[0]] = gone
-    metrics = run(compressed(), world, num_rounds=1).train_metrics_clientapp[1]
-    assert metrics["fedbat-uploads"] == 2 and metrics["fedbat-dropped"] == 0 and metrics["fedbat-missing"] == 1
-
-
-def test_a_client_that_answers_twice_counts_once():
-    chosen = sorted(stream(0, "clients", 0).choice(NUM_CLIENTS, 3, replace=False).tolist())
-    world = World(make_app())
-    world.spoil[chosen[0]] = lambda reply: [reply, copy.copy(reply)]
-    result = run(compressed(), world, num_rounds=1)
-    assert same(result.arrays, run(compressed(), World(make_app()), num_rounds=1).arrays)
-    assert result.train_metrics_clientapp[1]["fedbat-dropped-twice"] == 1
-
-
-def test_a_step_size_far_from_the_median_is_dropped():
-    method = FedBAT(bounds=None)
-    chosen = sorted(stream(0, "clients", 0).choice(NUM_CLIENTS, 3, replace=False).tolist())
-    bad, silent = World(make_app()), World(make_app())
-    bad.spoil[chosen[2]] = lambda reply: restepped(reply, lambda s: s * 1e4)
-    silent.spoil[chosen[2]] = lambda reply: []
-    found, expected = (run(compressed(method), world, num_rounds=1) for world in (bad, silent))
-    assert same(found.arrays, expected.arrays)
-    assert found.train_metrics_clientapp[1]["fedbat-dropped-step"] == 1
-
-
-@pytest.mark.parametrize(("bits", "dropped"), [(1, 0), (4, 1)])
-def test_the_bounds_of_a_step_size_are_those_of_its_bits(bits, dropped):
-    world = World(make_app())
-    client = int(stream(0, "clients", 0).choice(NUM_CLIENTS, 3, replace=False)[0])
-    world.spoil[client] = lambda reply: restepped(reply, lambda s: s * 0 + 0.03)  # one bit may send up to 0.05
-    metrics = run(compressed(FedBAT(bits=bits), max_ratio=1e9), world, num_rounds=1).train_metrics_clientapp[1]
-    assert metrics.get("fedbat-dropped-step", 0) == dropped
-
-
-def test_a_round_without_any_upload_keeps_the_model():
-    world = World(make_app())
-    world.spoil = dict.fromkeys(range(NUM_CLIENTS), lambda reply: replaced(reply, b""))
-    result = run(compressed(), world, num_rounds=2)
-    assert result.train_metrics_clientapp[1]["fedbat-uploads"] == 0
-    assert not result.arrays
 
 
 # State that outlives processes

@@ -16,7 +16,7 @@ from fedbat.following import HASH_BYTES, Follower, Leader, follow, max_steps, me
 from fedbat.layout import Entry, Layout, layout_of, tensors_of
 from fedbat.models import build_model
 from tests.reference import decode as reference
-from tests.test_wire import reference_layout, seal
+from tests.wire_messages import reference_layout, seal
 
 HEADER = 24 + 2 * HASH_BYTES
 

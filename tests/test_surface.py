@@ -13,7 +13,7 @@ SOURCE = Path(fedbat.__file__).parent
 LAYERS = [
     {"errors", "packing", "provenance", "streams"},
     {"binarize", "layout", "link", "seeds", "settings", "storage"},
-    {"parts", "rotation"},
+    {"lock", "parts", "rotation"},
     {"channels", "levels"},
     {"seeded_parts"},
     {"wire", "method"},

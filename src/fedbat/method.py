@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fedbat.errors import ConfigError
-from fedbat.parts import Dense, Part
+from fedbat.parts import Dense, Kind, Part
 from fedbat.streams import Noise, Tensors
 
 
@@ -57,6 +57,11 @@ class Method:
 
     needs_progress: ClassVar[bool] = False
     """`forward` asks for `local.progress`, and knows the first step by `local.last` being None."""
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The parts that `encode` may give; an upload with another is refused."""
+        return (Kind(Dense),)
 
     @property
     def sends_weights(self) -> bool:

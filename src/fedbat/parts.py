@@ -75,6 +75,21 @@ class Part(ABC):
         """The part that `body` wrote; raises WireError and reads nothing beyond what the record allows."""
 
 
+class Kind(NamedTuple):
+    """What a part may be: of a type, with a parameter in its record (None: any)."""
+
+    part: type[Part]
+    parameter: int | None = 0
+
+    def fits(self, record: Record) -> bool:
+        """Whether the record announces such a part."""
+        return record.kind == self.part.KIND and self.parameter in (None, record.parameter)
+
+    def __str__(self) -> str:
+        which = "any parameter" if self.parameter is None else f"parameter {self.parameter}"
+        return f"{self.part.KIND} ({self.part.__name__}) with {which}"
+
+
 class Reader:
     """Takes bytes off a buffer and never past its end."""
 

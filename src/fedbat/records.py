@@ -12,7 +12,6 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +23,20 @@ from fedbat.engine.base import Evaluation
 from fedbat.errors import ConfigError, DataError
 from fedbat.experiment import Experiment, Federation
 from fedbat.layout import tensors_of
+from fedbat.lock import LOCK
 from fedbat.provenance import provenance
 from fedbat.simulation import Round, State
-from fedbat.storage import DRAFT, draft_of, write_text
+from fedbat.storage import DRAFT, draft_of, make_folder, write_text
 from fedbat.streams import Tensors
 from fedbat.training import LayerReport
 
 
 class RunRecord:
-    """The folder of one run; removed again if not even one round was done."""
+    """The folder of one run; empty again if not even one round was done."""
 
     def __init__(self, folder: Path, federation: Federation, engine: Mapping[str, str | None] | None = None) -> None:
         check_free(folder)
-        _make(folder)
+        make_folder(folder)
         self.folder, self.federation = folder, federation
         self.rounds: list[Round] = []
         self.legs = [_leg(1, engine)]  # who computed which rounds
@@ -77,8 +77,6 @@ class RunRecord:
         if not self.rounds:
             for name in ("rounds.jsonl", "summary.json"):
                 (self.folder / name).unlink()
-            with suppress(OSError):  # somebody else's files stay
-                self.folder.rmdir()
             return
         for file, tensors in (("model.safetensors", state.w), ("average.safetensors", state.average)):
             if tensors:
@@ -118,15 +116,8 @@ def check_free(folder: Path) -> None:
         raise ConfigError(
             f"--out {folder} holds an unfinished run; go on with it by `fedbat resume {folder}`, or name a new folder"
         )
-    if folder.is_dir() and any(path.suffix != DRAFT for path in folder.iterdir()):
+    if folder.is_dir() and any(path.suffix != DRAFT and path.name != LOCK for path in folder.iterdir()):
         raise ConfigError(f"--out {folder} already exists and is not empty; name a new folder or remove this one")
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {folder} cannot be created ({error.strerror}); name another folder") from None
 
 
 def is_begun(folder: Path) -> bool:
@@ -155,17 +146,26 @@ def read_experiment(folder: Path) -> Experiment:
     return experiment_of(read_summary(folder)["config"])
 
 
-def write_plan(folder: Path, experiments: Sequence[Experiment]) -> None:
-    """compare.json: which runs belong to a comparison, so that those not yet begun are known, too."""
-    _make(folder)
-    plan = {"runs": [dataclasses.asdict(experiment) for experiment in experiments]}
+def write_plan(folder: Path, experiments: Sequence[Experiment], engine: Mapping[str, str | None]) -> None:
+    """compare.json: which runs belong to a comparison, those not yet begun too, and how they are computed."""
+    check_free(folder)
+    plan = {"engine": engine, "runs": [dataclasses.asdict(experiment) for experiment in experiments]}
     write_text(folder / "compare.json", json.dumps(_jsonable(plan), indent=2) + "\n")
 
 
 def read_plan(folder: Path) -> list[Experiment]:
     """The runs of a comparison; none if the folder is not one."""
+    return [experiment_of(config) for config in _plan(folder).get("runs", [])]
+
+
+def read_planned_engine(folder: Path) -> dict[str, Any]:
+    """The engine that a comparison was begun with; {} where that was not recorded."""
+    return dict(_plan(folder).get("engine", {}))
+
+
+def _plan(folder: Path) -> dict[str, Any]:
     path = folder / "compare.json"
-    return [experiment_of(config) for config in json.loads(path.read_text())["runs"]] if path.is_file() else []
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
 
 
 def run_folder(folder: Path, experiment: Experiment) -> Path:

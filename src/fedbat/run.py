@@ -8,6 +8,7 @@ from fedbat.checkpoint import Checkpoint, has_checkpoint, remove_checkpoint
 from fedbat.engine.base import Engine
 from fedbat.errors import ConfigError, DataError
 from fedbat.experiment import Federation
+from fedbat.lock import locked
 from fedbat.memories import Memories, half_of_ram
 from fedbat.records import RunRecord, is_begun, is_finished, read_experiment
 from fedbat.simulation import Round, initial_state, rounds
@@ -31,49 +32,60 @@ def run_recorded(
 
     `engine_facts` go into the record. `on_start` sees the record before the first round to be done, `on_round` each
     round. No round is begun after `deadline` (of time.monotonic()); whether all were done, `record.finished` tells.
+    ConfigError if another process is at work in the folder.
     Ctrl-C and errors come out as they are; the rounds done so far are recorded and a checkpoint is left to go on from.
     `memory_budget` bytes of client memories stay in RAM (default: half of the machine's), the others wait on disk.
     """
     place = folder / "checkpoint"
     budget = half_of_ram() if memory_budget is None else memory_budget
+    with locked(folder):
+        if is_begun(folder) and is_finished(folder):
+            _check_same(federation, folder)
+            remove_checkpoint(place)  # in case the process died right before
+            return RunRecord.read(folder, federation)
+        record, checkpoint = _opened(federation, folder, place, budget, engine_facts)
+        status, saved_at = "failed", time.monotonic()
+        try:
+            on_start(record)
+            following = rounds(federation, engine, checkpoint.state, on_client, first=checkpoint.next_round)
+            while not record.finished and time.monotonic() < deadline:
+                round_, state = next(following)
+                record.add(round_)
+                checkpoint = Checkpoint(round_.index + 1, state)
+                on_round(round_)
+                if time.monotonic() - saved_at >= CHECKPOINT_SECONDS:
+                    checkpoint.save(place)
+                    saved_at = time.monotonic()
+            status = "finished" if record.finished else "interrupted"
+        except KeyboardInterrupt:
+            status = "interrupted"
+            raise
+        finally:
+            if checkpoint.next_round == 0:  # nothing was done, nothing is left behind
+                remove_checkpoint(place)
+            elif status != "finished":
+                checkpoint.save(place)
+            record.close(status, checkpoint.next_round, checkpoint.state)
+            if status == "finished":
+                remove_checkpoint(place)
+        return record
+
+
+def _opened(
+    federation: Federation, folder: Path, place: Path, budget: float, engine: Mapping[str, str | None] | None
+) -> tuple[RunRecord, Checkpoint]:
+    """The record to write on and the checkpoint to go on from, old or new."""
     if is_begun(folder):
         _check_same(federation, folder)
         record = RunRecord.read(folder, federation)
-        if is_finished(folder):
-            remove_checkpoint(place)  # in case the process died right before
-            return record
         checkpoint = _last_checkpoint(federation, record, place, budget)
-        record.resume(checkpoint.next_round, engine_facts)
+        record.resume(checkpoint.next_round, engine)
     else:
-        record = RunRecord(folder, federation, engine_facts)
+        record = RunRecord(folder, federation, engine)
         checkpoint = Checkpoint(0, initial_state(federation, Memories(place, budget)))
     if not has_checkpoint(place):
         checkpoint.save(place)  # before the first round is recorded
-    status, saved_at = "failed", time.monotonic()
-    try:
-        on_start(record)
-        following = rounds(federation, engine, checkpoint.state, on_client, first=checkpoint.next_round)
-        while not record.finished and time.monotonic() < deadline:
-            round_, state = next(following)
-            record.add(round_)
-            checkpoint = Checkpoint(round_.index + 1, state)
-            on_round(round_)
-            if time.monotonic() - saved_at >= CHECKPOINT_SECONDS:
-                checkpoint.save(place)
-                saved_at = time.monotonic()
-        status = "finished" if record.finished else "interrupted"
-    except KeyboardInterrupt:
-        status = "interrupted"
-        raise
-    finally:
-        if checkpoint.next_round == 0:  # nothing was done, nothing is left behind
-            remove_checkpoint(place)
-        elif status != "finished":
-            checkpoint.save(place)
-        record.close(status, checkpoint.next_round, checkpoint.state)
-        if status == "finished":
-            remove_checkpoint(place)
-    return record
+    return record, checkpoint
 
 
 def _check_same(federation: Federation, folder: Path) -> None:

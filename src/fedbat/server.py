@@ -90,8 +90,8 @@ class Server:
         self._round = Aggregator(method, self.layout, self._live)
 
     def add(self, upload: bytes, weight: float, *, context: int | None = None) -> None:
-        """Decode one client's bytes and add them; WireError if they are not an upload for this model (and context)."""
-        self._round.add(Payload.from_bytes(upload, self.layout, context), weight)
+        """Decode one client's bytes and add them; WireError if they are not such an upload."""
+        self._round.add(Payload.from_bytes(upload, self.layout, context, self.method.kinds), weight)
 
     def step(self) -> None:
         """Apply the mean of the uploads added since the last step to the model."""

@@ -144,7 +144,7 @@ def _at(device: torch.device, tensors: Tensors) -> Tensors:
 
 def _add(aggregator: Aggregator, result: ClientResult, weight: float, index: int) -> None:
     try:
-        payload = Payload.from_bytes(result.upload, aggregator.layout, context=index)
+        payload = Payload.from_bytes(result.upload, aggregator.layout, index, aggregator.method.kinds)
     except WireError as error:
         raise WireError(
             f"round {index + 1}, client {result.client}: {error}; if training diverged, lower --lr"

@@ -9,9 +9,18 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedbat.errors import ConfigError
 from fedbat.streams import Tensors
 
 DRAFT = ".draft"
+
+
+def make_folder(folder: Path) -> None:
+    """With all above it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {folder} cannot be created ({error.strerror}); name another folder") from None
 
 
 @contextmanager

@@ -17,7 +17,7 @@ it allocates is bounded by the layout's tensors and by the bytes that are there,
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,7 @@ from fedbat import channels, levels, seeded_parts  # noqa: F401  (their kinds of
 from fedbat.errors import WireError
 from fedbat.layout import Entry, Layout
 from fedbat.packing import num_bytes
-from fedbat.parts import KINDS, Part, Reader, Record
+from fedbat.parts import KINDS, Kind, Part, Reader, Record
 from fedbat.streams import Tensors
 
 MAGIC, VERSION = b"FBAT", 1
@@ -75,10 +75,16 @@ class Payload:
         return b"".join([header, _CHECKSUM.pack(checksum), *pieces])
 
     @staticmethod
-    def from_bytes(raw: bytes | bytearray | memoryview, layout: Layout, context: int | None = None) -> "Payload":
+    def from_bytes(
+        raw: bytes | bytearray | memoryview,
+        layout: Layout,
+        context: int | None = None,
+        kinds: Sequence[Kind] | None = None,
+    ) -> "Payload":
         """The payload that `to_bytes` wrote for this layout; WireError for anything else.
 
-        With `context` given, an upload of another context (another round, say) is refused.
+        With `context` given, an upload of another context (another round, say) is refused; with `kinds`, one that holds
+        a part of another kind: a method's step sizes are worth little to who may send dense values in their place.
         """
         try:
             data = memoryview(raw).cast("B")
@@ -93,6 +99,8 @@ class Payload:
         for fields, entry in zip(_RECORD.iter_unpack(records), layout.compressed, strict=True):
             try:
                 record = _checked_record(*fields)
+                if kinds is not None:
+                    _check_kind(record, kinds)
                 parts[entry.name] = KINDS[record.kind].parse(record, entry.numel, reader)
             except WireError as error:
                 raise WireError(f"{entry.name}: {error}") from None
@@ -162,6 +170,15 @@ def _checked_record(kind: int, parameter: int, unused: int, word: int) -> Record
     if unused:
         raise WireError(f"reserved bytes hold {unused:#x}, expected 0; the sender is not version 1, or damaged")
     return Record(kind, parameter, word)
+
+
+def _check_kind(record: Record, kinds: Sequence[Kind]) -> None:
+    if not any(kind.fits(record) for kind in kinds):
+        got = Kind(KINDS[record.kind], record.parameter)
+        raise WireError(
+            f"part of kind {got}, expected {' or '.join(map(str, kinds))}; sender and receiver must use the same "
+            "method and settings, and a method must list in `kinds` what it sends"
+        )
 
 
 def _numpy_dtype(entry: Entry) -> np.dtype[np.generic]:

@@ -9,7 +9,9 @@ import typer
 
 from fedbat.cli.options import INTERRUPTED, console, new_table, say
 from fedbat.engine import make_engine
+from fedbat.engine.cpu import workers_for
 from fedbat.engine.cuda import Precision
+from fedbat.engine.workers import Workers
 from fedbat.experiment import Federation
 from fedbat.records import RunRecord, is_begun, is_finished, run_folder, summarize
 from fedbat.run import run_recorded
@@ -27,8 +29,15 @@ class Means(NamedTuple):
     memory_budget: float | None = None  # bytes
     tensorboard: Path | None = None  # a folder there for each run
 
+    @property
+    def asked(self) -> dict[str, str | None]:
+        """What is to be remembered for who goes on."""
+        return {"precision": self.precision, "asked": self.engine, "device": self.device}
 
-def execute(federation: Federation, folder: Path, means: Means, whole: Path | None = None) -> list[Round]:
+
+def execute(
+    federation: Federation, folder: Path, means: Means, whole: Path | None = None, workers: Workers | None = None
+) -> list[Round]:
     """Begin or continue a run with a live view; after Ctrl-C, `whole` (or the folder) is what to resume."""
     if is_begun(folder) and is_finished(folder):
         return RunRecord.read(folder, federation).rounds
@@ -50,22 +59,18 @@ def execute(federation: Federation, folder: Path, means: Means, whole: Path | No
             tracker.round(round_)
 
     with (
-        closing(make_engine(federation, means.engine, means.device, cast(Precision, means.precision))) as engine,
+        closing(
+            make_engine(federation, means.engine, means.device, cast(Precision, means.precision), workers)
+        ) as engine,
         _tracker(means, folder, whole) as tracker,
     ):
-        facts = {
-            "name": type(engine).__name__,
-            "precision": means.precision,
-            "asked": means.engine,
-            "device": means.device,
-        }
         try:
             with view:
                 record = run_recorded(
                     federation,
                     engine,
                     folder,
-                    engine_facts=facts,
+                    engine_facts={"name": type(engine).__name__, **means.asked},
                     on_start=begin,
                     on_round=follow,
                     on_client=view.client,
@@ -89,16 +94,17 @@ def _tracker(means: Means, folder: Path, whole: Path | None) -> AbstractContextM
 
 
 def execute_all(federations: list[Federation], folder: Path, means: Means) -> None:
-    """Begin or continue a comparison: each run in a folder of its own, then the table and the picture."""
+    """Begin or continue a comparison in a folder that is locked: each run in one of its own, a table and a picture."""
     from fedbat.plots import Curve, draw_comparison
 
     done: dict[str, list[Round]] = {}
     curves: dict[str, Curve] = {}
-    for federation in federations:
-        asked = federation.experiment
-        found = done[asked.label] = execute(federation, run_folder(folder, asked), means, folder)
-        columns = ([getattr(r, name) for r in found] for name in ("accuracy", "uplink_bytes", "downlink_bytes"))
-        curves[asked.label] = Curve(asked.method, *columns)
+    with closing(workers_for(federations[0])) as workers:  # handed on: to start them takes seconds
+        for federation in federations:
+            asked = federation.experiment
+            found = done[asked.label] = execute(federation, run_folder(folder, asked), means, folder, workers)
+            columns = ([getattr(r, name) for r in found] for name in ("accuracy", "uplink_bytes", "downlink_bytes"))
+            curves[asked.label] = Curve(asked.method, *columns)
     print_table(done, federation)
     picture = folder / "compare.png"
     split = f"{asked.partition}, {asked.per_round} of {asked.clients} clients a round, seed {asked.seed}"

@@ -1,5 +1,6 @@
 """`fedbat resume`."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,16 @@ from fedbat.cli.execution import Means, execute, execute_all, print_table
 from fedbat.cli.options import Device, MemoryBudget, TensorBoardFolder, num_bytes, say
 from fedbat.engine import ENGINES, check_engine
 from fedbat.experiment import prepare
-from fedbat.records import is_begun, is_finished, read_experiment, read_plan, read_summary, run_folder
+from fedbat.lock import locked
+from fedbat.records import (
+    is_begun,
+    is_finished,
+    read_experiment,
+    read_plan,
+    read_planned_engine,
+    read_summary,
+    run_folder,
+)
 
 EngineName = Annotated[str | None, typer.Option("--engine", help=f"One of {', '.join(ENGINES)}. Default: as before.")]
 PrecisionName = Annotated[str | None, typer.Option("--precision", help="Of the cuda engine. Default: as before.")]
@@ -35,9 +45,10 @@ def resume(
     if plan and is_finished(folder) and (folder / "compare.png").exists():
         return say(f"the comparison in {folder} is finished already")
     if not plan and is_finished(folder):
-        remove_checkpoint(folder / "checkpoint")  # in case the process died right before
+        with suppress(OSError), locked(folder):  # unless it may only be read
+            remove_checkpoint(folder / "checkpoint")  # in case the process died right before
         return say(f"the run in {folder} is finished already: {read_summary(folder)['rounds_done']} rounds")
-    asked = _asked(runs)
+    asked = _asked(folder, runs)
     means = Means(
         engine or asked.get("asked", "auto"),
         device or asked.get("device"),
@@ -47,13 +58,15 @@ def resume(
     )
     check_engine(means.engine, means.device, means.precision)
     if plan:
-        return execute_all([prepare(experiment) for experiment in plan], folder, means)
+        federations = [prepare(experiment) for experiment in plan]
+        with locked(folder):
+            return execute_all(federations, folder, means)
     federation = prepare(read_experiment(folder))
     print_table({federation.experiment.label: execute(federation, folder, means)}, federation)
     say(f"recorded in {folder}")
 
 
-def _asked(runs: list[Path]) -> dict[str, Any]:
-    """The engine that was asked for when the first of these runs began."""
+def _asked(folder: Path, runs: list[Path]) -> dict[str, Any]:
+    """The engine that was asked for when the first of these runs began, or the comparison before any of them."""
     found = (read_summary(run)["engine"] for run in runs if is_begun(run))
-    return next(found, None) or {}
+    return next(found, None) or read_planned_engine(folder)

@@ -16,6 +16,7 @@ from fedbat.downlink import FULL
 from fedbat.errors import ConfigError
 from fedbat.experiment import Experiment, prepare
 from fedbat.link import parse_link
+from fedbat.lock import locked
 from fedbat.methods import METHODS, make_method
 from fedbat.records import check_free, write_plan
 from fedbat.settings import setting_names
@@ -89,8 +90,9 @@ def compare(
     folder = out or _default_folder(f"{base.dataset}-{base.partition}-compare")
     check_free(folder)
     federations = [prepare(experiment) for experiment in experiments]
-    write_plan(folder, [federation.experiment for federation in federations])
-    execute_all(federations, folder, means)
+    with locked(folder):
+        write_plan(folder, [federation.experiment for federation in federations], means.asked)
+        execute_all(federations, folder, means)
     if on:
         price_runs([folder], on, target, folder)
 

@@ -1,7 +1,7 @@
 """Engines run the clients of a round; `sequential` is the specification of all others."""
 
 from collections.abc import Callable
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import torch
 
@@ -9,30 +9,39 @@ from fedbat.engine.base import Engine
 from fedbat.engine.cpu import CpuEngine
 from fedbat.engine.cuda import CudaEngine, Precision
 from fedbat.engine.sequential import SequentialEngine
-from fedbat.engine.workers import usable_cores
+from fedbat.engine.workers import Workers, usable_cores
 from fedbat.errors import ConfigError
 from fedbat.experiment import Federation
 
-Maker = Callable[[Federation, str | None, Precision], Engine]
+
+class Asked(NamedTuple):
+    """What an engine is made of."""
+
+    device: str | None
+    precision: Precision
+    workers: Workers | None  # to be used if any are, and left to who gave them
 
 
-def _sequential(federation: Federation, device: str | None, precision: Precision) -> Engine:
-    return SequentialEngine(federation, device or "cpu")
+Maker = Callable[[Federation, Asked], Engine]
 
 
-def _cpu(federation: Federation, device: str | None, precision: Precision) -> Engine:
+def _sequential(federation: Federation, asked: Asked) -> Engine:
+    return SequentialEngine(federation, asked.device or "cpu")
+
+
+def _cpu(federation: Federation, asked: Asked) -> Engine:
     """On a single core this is the sequential engine, which gives the same results."""
-    return CpuEngine(federation) if usable_cores() > 1 else _sequential(federation, device, precision)
+    return CpuEngine(federation, asked.workers) if usable_cores() > 1 else _sequential(federation, asked)
 
 
-def _cuda(federation: Federation, device: str | None, precision: Precision) -> Engine:
-    return CudaEngine(federation, device or "cuda", precision)
+def _cuda(federation: Federation, asked: Asked) -> Engine:
+    return CudaEngine(federation, asked.device or "cuda", asked.precision)
 
 
-def _auto(federation: Federation, device: str | None, precision: Precision) -> Engine:
+def _auto(federation: Federation, asked: Asked) -> Engine:
     """The GPU where there is one, else the cores there are, unless a device says where to be sequential."""
-    make = _cuda if torch.cuda.is_available() else _cpu if device is None else _sequential
-    return make(federation, device, precision)
+    make = _cuda if torch.cuda.is_available() else _cpu if asked.device is None else _sequential
+    return make(federation, asked)
 
 
 ENGINES: dict[str, Maker] = {"auto": _auto, "sequential": _sequential, "cpu": _cpu, "cuda": _cuda}
@@ -53,11 +62,15 @@ def check_engine(name: str, device: str | None, precision: str) -> None:
 
 
 def make_engine(
-    federation: Federation, name: str = "auto", device: str | None = None, precision: Precision = "fp32"
+    federation: Federation,
+    name: str = "auto",
+    device: str | None = None,
+    precision: Precision = "fp32",
+    workers: Workers | None = None,
 ) -> Engine:
-    """The engine by name; `device` moves the sequential one."""
+    """The engine by name; `device` moves the sequential one, the cpu engine uses `workers` in place of its own."""
     check_engine(name, device, precision)
-    return ENGINES[name](federation, device, precision)
+    return ENGINES[name](federation, Asked(device, precision, workers))
 
 
 def _is_cuda(name: str) -> bool:

@@ -42,7 +42,7 @@ class CpuEngine:
                 "or use --engine sequential"
             ) from error
         self._w = _tensors_in(self._memory, layout)
-        self._workers = workers or Workers(min(usable_cores(), federation.experiment.per_round))
+        self._workers = workers or workers_for(federation)
         self._workers.hold(partial(_Hand, private, data, self._memory))
 
     def train(
@@ -82,6 +82,11 @@ class CpuEngine:
         """Into shared memory, where every worker finds it."""
         for name, tensor in self._w.items():
             tensor.copy_(w[name])
+
+
+def workers_for(federation: Federation) -> Workers:
+    """As many as can be of use; for engines of other federations as well, if as many clients take part there."""
+    return Workers(min(usable_cores(), federation.experiment.per_round))
 
 
 class _Hand:

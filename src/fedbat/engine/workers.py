@@ -41,14 +41,16 @@ class Died(NamedTuple):
 
 
 class Workers:
-    """Processes that outlive tasks and deaths, and engines too if they are handed on."""
+    """Processes that outlive tasks and deaths, and engines too if they are handed on; started by the first `hold`."""
 
     def __init__(self, num: int) -> None:
-        self._workers = [_Worker(number) for number in range(num)]
+        self._num = num
+        self._workers: list[_Worker] = []
         self._make: Callable[[], object] | None = None
 
     def hold(self, make: Callable[[], object]) -> None:
         """Tasks to come are done on what `make` gives, called once in each worker."""
+        self._workers = self._workers or [_Worker(number) for number in range(self._num)]
         self._make = make
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Any]:

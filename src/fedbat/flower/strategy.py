@@ -27,7 +27,7 @@ from fedbat.flower.delivery import Delivery, SecondTry
 from fedbat.flower.nodes import Nodes
 from fedbat.flower.records import CONFIG, Orders, record_of_tensors, refusal_in, tensors_of_record
 from fedbat.flower.sending import SENDING
-from fedbat.flower.uploads import Upload, read_replies, traffic
+from fedbat.flower.uploads import Rules, Upload, read_replies, traffic
 from fedbat.layout import Role, layout_of, tied_names, whole_layout
 from fedbat.method import Method, check_method
 from fedbat.server import Aggregator, averaged, check_average
@@ -53,7 +53,8 @@ class Compressed(Strategy):
     seed        makes the run repeatable: clients are then sampled by partition id, and their sign decisions follow from
                 seed, round and partition id. None: Flower's own sampling, and clients draw as they like.
     timeout     seconds a round waits for replies; who has not answered by then is left out
-    max_ratio   of a reply's step sizes to the round's median, beyond which it is dropped
+    max_ratio   of a reply's step sizes (or other values) to the round's median, beyond which it is dropped
+    max_examples  that a client may claim to have; what it claims is its weight in the mean
     down        how the model goes down: "32" bits a weight, a snapshot of "8", "4", "3" or "2", or "follow": one bit,
                 to nodes that keep a copy. The true model stays at the server: evaluate_fn and the result have that
     average     weight of the past in the averaged model, such as 0.9; 0: none is kept
@@ -73,6 +74,7 @@ class Compressed(Strategy):
         seed: int | None = 0,
         timeout: float = 600.0,
         max_ratio: float = 100.0,
+        max_examples: float = 1e12,
         down: str = FULL,
         average: float = 0.0,
         checkpoint: str | Path | None = None,
@@ -84,12 +86,16 @@ class Compressed(Strategy):
             raise ConfigError(
                 f"{type(strategy).__name__} cannot be compressed: {reason}; use FedAvg or one built on it"
             )
-        if timeout <= 0 or max_ratio <= 1:
-            raise ConfigError(f"timeout={timeout}, max_ratio={max_ratio}, expected more than 0 seconds and than 1")
+        if timeout <= 0 or max_ratio <= 1 or not 0 < max_examples <= 1e12:
+            raise ConfigError(
+                f"timeout={timeout}, max_ratio={max_ratio}, max_examples={max_examples}, expected more than 0 seconds, "
+                "more than 1, and more than 0 but at most 1e12"
+            )
         check_downlink(down)
         check_average(average)
         self.strategy, self.method, self.layout = strategy, method, layout_of(model, roles)
-        self.roles, self.seed, self.timeout, self.max_ratio = dict(roles or {}), seed, timeout, max_ratio
+        self.roles, self.seed, self.timeout = dict(roles or {}), seed, timeout
+        self._rules = Rules(method, self.layout, self._weight_key, max_examples, max_ratio)
         self.down, self.average, self.evaluate_on_clients = down, average, evaluate_on_clients
         self._parameters = {name for name, _ in model.named_parameters()}
         self._checkpoint = None if checkpoint is None else ServerCheckpoint(Path(checkpoint))
@@ -168,10 +174,8 @@ class Compressed(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add what can be added; the round goes on without the rest."""
         round_ = server_round + self._rounds_before
-        uploads, dropped = read_replies(
-            self._down.heard(replies), self.layout, round_ - 1, self._weight_key, self._nodes.clients,
-            self.method.step_bounds, self.max_ratio,
-        )  # fmt: skip
+        heard_of = self._down.heard(replies)
+        uploads, dropped = read_replies(heard_of, self._rules, round_ - 1, self._w, self._nodes.clients)
         for drop in dropped:
             log(WARNING, "fedbat: round %s drops the reply of node %s: %s", round_, drop.node, drop.reason)
         heard = {upload.reply.metadata.src_node_id for upload in uploads} | {drop.node for drop in dropped}
@@ -221,7 +225,8 @@ class Compressed(Strategy):
         sent = ", ".join(f"{key}={value}" for key, value in self.method.settings().items())
         log(INFO, "\t├──> %s, compressed by %s (%s)", type(self.strategy).__name__, type(self.method).__name__, sent)
         log(INFO, "\t├──> %s down, average %s", self.down, self.average)
-        log(INFO, "\t├──> seed %s, timeout %s s, max_ratio %s", self.seed, self.timeout, self.max_ratio)
+        limits = f"max_ratio {self._rules.max_ratio}, max_examples {self._rules.max_examples:g}"
+        log(INFO, "\t├──> seed %s, timeout %s s, %s", self.seed, self.timeout, limits)
         self.strategy.summary()
 
     @property

@@ -1,17 +1,31 @@
 """Which replies of a round are added: decoded, checked against the round and against each other, in client order."""
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from flwr.app import Message
+from flwr.app import Message, MetricRecord
 from flwr.common.constant import SUPERLINK_NODE_ID
+from torch import Tensor
 
 from fedbat.errors import WireError
 from fedbat.flower.records import CONFIG, UPLOAD, client_in, refusal_in, unpacked
 from fedbat.layout import Layout
+from fedbat.method import Method
+from fedbat.streams import Tensors
 from fedbat.wire import Payload
+
+
+class Rules(NamedTuple):
+    """What a reply must obey to be added, in every round."""
+
+    method: Method
+    layout: Layout
+    weight_key: str  # of the metric that says how many samples the client has
+    max_examples: float  # that a client may claim
+    max_ratio: float  # of what a client sends to what the others send
 
 
 @dataclass(frozen=True)
@@ -30,23 +44,18 @@ class Dropped:
     """A reply that is not added, and why."""
 
     node: int
-    kind: str  # failed, refused, malformed, weight, twice or step
+    kind: str  # failed, refused, malformed, weight, twice, metrics, step or size
     reason: str
 
 
 def read_replies(
-    replies: Iterable[Message],
-    layout: Layout,
-    round_: int,
-    weight_key: str,
-    clients: Mapping[int, int],
-    bounds: tuple[float, float] | None,
-    max_ratio: float,
+    replies: Iterable[Message], rules: Rules, round_: int, w: Tensors, clients: Mapping[int, int]
 ) -> tuple[list[Upload], list[Dropped]]:
-    """The uploads to add, by client, and what was dropped.
+    """The uploads to add, by client, and what was dropped; w is the model they change, `clients` says who a node is.
 
-    `clients` says who a node is. A step size must lie within `bounds` (or be 0: a layer that did not move), and within
-    a factor `max_ratio` of the round's median for that layer.
+    A step size must lie within the method's bounds (or be 0: a layer that did not move), and within a factor
+    `max_ratio` of the round's median for that layer. Values without a step size may be as many times as large as the
+    round's median for that tensor or as the tensor itself, whichever is more.
     """
     found: dict[int, Upload] = {}
     dropped: list[Dropped] = []
@@ -61,8 +70,8 @@ def read_replies(
             dropped.append(Dropped(node, "refused", f"it could not take the model: {reason}"))
             continue
         try:
-            upload = _read(reply, layout, round_, weight_key, clients)
-            _check_bounds(upload.payload, bounds)
+            upload = _read(reply, rules, round_, clients)
+            _check_bounds(upload.payload, rules.method.step_bounds)
         except _Refused as refused:
             dropped.append(Dropped(node, refused.kind, str(refused)))
             continue
@@ -71,13 +80,13 @@ def read_replies(
             continue
         found[upload.client] = upload
     uploads = [found[client] for client in sorted(found)]
-    far = _far_from_median(uploads, max_ratio)
+    odd = _far_from_others(uploads, rules, w) | _with_other_metrics(uploads)
     dropped += [
-        Dropped(upload.reply.metadata.src_node_id, "step", far[upload.client])
+        Dropped(upload.reply.metadata.src_node_id, odd[upload.client].kind, str(odd[upload.client]))
         for upload in uploads
-        if upload.client in far
+        if upload.client in odd
     ]
-    return [upload for upload in uploads if upload.client not in far], dropped
+    return [upload for upload in uploads if upload.client not in odd], dropped
 
 
 class _Refused(Exception):
@@ -86,19 +95,23 @@ class _Refused(Exception):
         self.kind = kind
 
 
-def _read(reply: Message, layout: Layout, round_: int, weight_key: str, clients: Mapping[int, int]) -> Upload:
+def _read(reply: Message, rules: Rules, round_: int, clients: Mapping[int, int]) -> Upload:
     node, content = reply.metadata.src_node_id, reply.content
     arrays = list(content.array_records.values())
     try:
         if len(arrays) != 1:
             raise WireError(f"{len(arrays)} array records, expected one; does the ClientApp have fedbat_mod?")
         data = unpacked(arrays[0], UPLOAD)
-        payload = Payload.from_bytes(data, layout, context=round_)
+        payload = Payload.from_bytes(data, rules.layout, round_, rules.method.kinds)
     except WireError as error:
         raise _Refused("malformed", str(error)) from None
-    weight = next((record[weight_key] for record in content.metric_records.values() if weight_key in record), None)
-    if not isinstance(weight, int | float) or not 0 < weight < float("inf"):
-        raise _Refused("weight", f"its metric {weight_key!r} is {weight}, expected a positive number of samples")
+    weight = next(iter(content.metric_records.values()), MetricRecord()).get(rules.weight_key)
+    if not isinstance(weight, int | float) or not 0 < weight <= rules.max_examples:
+        raise _Refused(
+            "weight",
+            f"its metric {rules.weight_key!r} is {weight}, expected a positive number of at most "
+            f"{rules.max_examples:g} samples",
+        )
     told = client_in(content.config_records[CONFIG]) if CONFIG in content.config_records else None
     client = clients.get(node, node if told is None else told)
     return Upload(client, float(weight), payload, len(data), reply)
@@ -114,20 +127,64 @@ def _check_bounds(payload: Payload, bounds: tuple[float, float] | None) -> None:
             )
 
 
-def _far_from_median(uploads: list[Upload], max_ratio: float) -> dict[int, str]:
-    """Whose step sizes are a multiple of what the others' are, or a fraction."""
-    far: dict[int, str] = {}
+def _with_other_metrics(uploads: list[Upload]) -> dict[int, _Refused]:
+    """Whose metrics cannot be averaged with those of most: Flower wants one record each, with the same keys."""
+    forms = {upload.client: _form_of_metrics(upload.reply) for upload in uploads}
+    return {
+        client: _Refused("metrics", f"its metrics are {_names(form)}, expected {_names(usual)}, as most have")
+        for usual, _ in Counter(forms.values()).most_common(1)
+        for client, form in forms.items()
+        if form != usual
+    }
+
+
+def _form_of_metrics(reply: Message) -> frozenset[tuple[int, str, int | None]]:
+    """Which there are, in which record, and how long those are that are lists."""
+    return frozenset(
+        (number, key, len(value) if isinstance(value, list) else None)
+        for number, record in enumerate(reply.content.metric_records.values())
+        for key, value in record.items()
+    )
+
+
+def _names(form: Iterable[tuple[int, str, int | None]]) -> str:
+    return ", ".join(key if length is None else f"{key}[{length}]" for _, key, length in sorted(form, key=str))
+
+
+def _far_from_others(uploads: list[Upload], rules: Rules, w: Tensors) -> dict[int, _Refused]:
+    """Whose step sizes are a multiple of what the others' are, or a fraction; whose other values are a multiple."""
+    far: dict[int, _Refused] = {}
     if len(uploads) < 3:  # of two, neither is the odd one
         return far
-    for name in uploads[0].payload.parts:
-        sent = {upload.client: upload.payload.parts[name].step for upload in uploads}
-        steps = {client: float(step) for client, step in sent.items() if step is not None}
-        moved = [step for step in steps.values() if step > 0]
+    for entry in rules.layout:
+        if entry.role == "max":
+            continue
+        sizes = {upload.client: _size(upload.payload, entry.name) for upload in uploads}
+        moved = [size for _, size in sizes.values() if size > 0]
         median = statistics.median(moved) if moved else 0.0
-        for client, step in steps.items():
-            if step > 0 and not median / max_ratio <= step <= median * max_ratio:
-                far[client] = f"{name} has step size {step:g}, more than {max_ratio:g} times off the round's {median:g}"
+        usual_sizes = {"step": median, "size": max(median, _largest(w[entry.name]))}
+        for client, (kind, size) in sizes.items():
+            usual = usual_sizes[kind]
+            too_small = kind == "step" and 0 < size < usual / rules.max_ratio
+            if too_small or size > usual * rules.max_ratio:
+                what = f"{entry.name} has {_WHAT[kind]} {size:g}"
+                far[client] = _Refused(kind, f"{what}, more than {rules.max_ratio:g} times off the round's {usual:g}")
     return far
+
+
+_WHAT = {"step": "step size", "size": "values up to"}
+
+
+def _size(payload: Payload, name: str) -> tuple[str, float]:
+    """A tensor's step size where it has one, else its largest magnitude."""
+    if name in payload.rest:
+        return "size", _largest(payload.rest[name])
+    part = payload.parts[name]
+    return ("size", _largest(part.unpack())) if part.step is None else ("step", float(part.step))
+
+
+def _largest(x: Tensor) -> float:
+    return float(x.abs().max()) if x.numel() else 0.0
 
 
 def traffic(uploads: list[Upload], dropped: list[Dropped]) -> dict[str, Any]:

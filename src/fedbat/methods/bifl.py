@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedbat.binarize import mean_abs, straight_through
 from fedbat.method import Forward, Local, Method, Step
-from fedbat.parts import Dense, Part, Signs
+from fedbat.parts import Dense, Kind, Part, Signs
 from fedbat.streams import Noise, Tensors
 
 
@@ -64,6 +64,9 @@ class BiFLFull(Method):
 @dataclass(frozen=True)
 class BiFL(BiFLFull):
     """Trains binary networks, sends the signs of their weights."""
+
+    kinds = (Kind(Signs),)
+    step_bounds = (0.0, 1.0)  # of the mean of what is clipped there
 
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
         """a sign(v), the weights that were trained."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedbat.binarize import inner
 from fedbat.method import Local, Method
-from fedbat.parts import Part
+from fedbat.parts import Kind, Part
 from fedbat.rotation import rotate
 from fedbat.seeded_parts import RotatedSigns
 from fedbat.seeds import draw_seeds
@@ -35,6 +35,8 @@ class DRIVE(Method):
     """Signs after a random rotation: m_hat = S R^T sign(R m)."""
 
     scale: Scale = "unbiased"
+
+    kinds = (Kind(RotatedSigns),)
 
     def __post_init__(self) -> None:
         check_choice("scale", self.scale, Scale)

@@ -18,7 +18,7 @@ import torch
 from fedbat.binarize import inner
 from fedbat.method import Local, Method
 from fedbat.methods.drive import DRIVE, unbiased_scale
-from fedbat.parts import Part
+from fedbat.parts import Kind, Part
 from fedbat.rotation import rotate
 from fedbat.seeded_parts import RotatedLevels, gaussian_levels
 from fedbat.seeds import draw_seeds
@@ -34,6 +34,11 @@ class EDEN(Method):
 
     def __post_init__(self) -> None:
         check_range("bits", self.bits, 1, 4, "1 is unbiased DRIVE")
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Those of DRIVE at one bit."""
+        return DRIVE.kinds if self.bits == 1 else (Kind(RotatedLevels, self.bits),)
 
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
         """S, q(R m) and the seed of R."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from fedbat.binarize import mean_abs, sign_or_coin
 from fedbat.method import Local, Method
-from fedbat.parts import Part, Signs
+from fedbat.parts import Kind, Part, Signs
 from fedbat.streams import Noise, Tensors
 
 
@@ -22,6 +22,8 @@ class EFSignSGD(Method):
     """Signs of m plus what earlier messages left out: p = m + e, m_hat = ||p||_1 / d sign(p), e <- p - m_hat."""
 
     memory: bool = True
+
+    kinds = (Kind(Signs),)
 
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
         """C(m + e), and what it left out."""

@@ -42,9 +42,9 @@ from fedbat.binarize import (
     stochastic_codes,
 )
 from fedbat.errors import ConfigError
-from fedbat.levels import odd_levels
+from fedbat.levels import OddLevels, odd_levels
 from fedbat.method import Forward, Local, Method, Step
-from fedbat.parts import Part
+from fedbat.parts import Kind, Part, Signs
 from fedbat.settings import check_choice, check_range
 from fedbat.streams import Noise, Tensors
 
@@ -82,6 +82,11 @@ class FedBAT(Method):
             raise ConfigError(
                 f"bounds={self.bounds}, expected 0 < lower <= upper; use 5e-4,5e-2 as the authors, or off for none"
             )
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Signs, or `bits` bits."""
+        return (Kind(Signs) if self.bits == 1 else Kind(OddLevels, self.bits),)
 
     @property
     def step_bounds(self) -> tuple[float, float] | None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedbat.method import Forward, Local, Method, Step
-from fedbat.parts import Part
+from fedbat.parts import Kind, Part
 from fedbat.seeded_parts import MaskedNoise
 from fedbat.seeds import seed_of, uniform, words
 from fedbat.settings import check_choice, check_range
@@ -45,6 +45,16 @@ class FedMRN(Method):
         check_choice("mask", self.mask, Mask)
         if self.half_width is not None:
             check_range("half_width", self.half_width, 0, 1e3, "off is the paper's choice", open_low=True)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Masks of one type."""
+        return (Kind(MaskedNoise, int(self.mask == "signed")),)
+
+    @property
+    def step_bounds(self) -> tuple[float, float] | None:
+        """The noise has one width."""
+        return self._half_width, self._half_width
 
     def alters_forward(self, step: Step) -> bool:
         """Masks, or what they can reach, in every step."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedbat.binarize import inf_norm, stochastic_levels
 from fedbat.levels import Levels, num_steps
 from fedbat.method import Local, Method
-from fedbat.parts import Part
+from fedbat.parts import Kind, Part
 from fedbat.settings import check_choice, check_range
 from fedbat.streams import Noise, Tensors
 
@@ -35,6 +35,11 @@ class FedPAQ(Method):
     def __post_init__(self) -> None:
         check_range("bits", self.bits, 2, 8, "the paper uses 3 and 4; for one bit choose a sign method")
         check_choice("norm", self.norm, Norm)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Levels of `bits` bits."""
+        return (Kind(Levels, self.bits),)
 
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
         """Q(m)."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fedbat.binarize import sign_or_coin
 from fedbat.method import Local, Method
-from fedbat.parts import Part, Signs
+from fedbat.parts import Kind, Part, Signs
 from fedbat.settings import check_range
 from fedbat.streams import Noise, Tensors
 
@@ -20,8 +20,15 @@ class SignSGD(Method):
 
     alpha: float = 0.001
 
+    kinds = (Kind(Signs),)
+
     def __post_init__(self) -> None:
         check_range("alpha", self.alpha, 0, 1e3, "the paper tunes it to 0.001", open_low=True)
+
+    @property
+    def step_bounds(self) -> tuple[float, float] | None:
+        """alpha is all it sends."""
+        return self.alpha, self.alpha
 
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
         """alpha sign(m)."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedbat.binarize import inf_norm, stochastic_sign
 from fedbat.method import Local, Method
-from fedbat.parts import Part, Signs
+from fedbat.parts import Kind, Part, Signs
 from fedbat.settings import check_choice, check_range
 from fedbat.streams import Noise, Tensors
 
@@ -31,10 +31,17 @@ class StocSignSGD(Method):
     alpha: float | None = 0.01
     norm: Norm = "inf"
 
+    kinds = (Kind(Signs),)
+
     def __post_init__(self) -> None:
         check_choice("norm", self.norm, Norm)
         if self.alpha is not None:
             check_range("alpha", self.alpha, 0, 1e3, "the paper tunes it to 0.01; off uses the norm", open_low=True)
+
+    @property
+    def step_bounds(self) -> tuple[float, float] | None:
+        """alpha is all it sends, unless it sends B."""
+        return None if self.alpha is None else (self.alpha, self.alpha)
 
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
         """alpha sign(m + zeta), zeta ~ U(-B, B)."""

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fedbat.binarize import keep_top, top_indices
 from fedbat.method import Forward, Local, Method, Step
-from fedbat.parts import Part, Sparse
+from fedbat.parts import Kind, Part, Sparse
 from fedbat.settings import check_choice, check_range
 from fedbat.streams import Noise, Tensors
 
@@ -41,6 +41,8 @@ class ZeroFL(Method):
     variant: Variant = "weights-diff"  # what is sent, and by whose magnitude it is chosen
     sparse_first_layer: bool = False
     test_dense: bool = False
+
+    kinds = (Kind(Sparse, None),)  # the parameter is how positions are coded
 
     def __post_init__(self) -> None:
         check_range("sparsity", self.sparsity, 0, 0.9999, "the paper uses 0.97")

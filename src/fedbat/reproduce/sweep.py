@@ -7,8 +7,8 @@ processes from the same cell, so any number of them may work on one list.
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from fedbat.engine import make_engine
 from fedbat.engine.cuda import Precision
 from fedbat.errors import FedbatError
 from fedbat.experiment import prepare
+from fedbat.lock import holding
 from fedbat.records import is_begun, read_summary
 from fedbat.reproduce.cells import Cell, fewest
 from fedbat.reproduce.pace import Machine, Pace
@@ -181,19 +182,10 @@ def _data(name: str) -> Dataset:
     return load_dataset(name)
 
 
-@contextmanager
-def _claimed(folder: Path) -> Iterator[bool]:
-    """Whether this process may have the cell; the lock ends with the process, however that ends."""
-    import fcntl  # not on Windows
-
+def _claimed(folder: Path) -> AbstractContextManager[bool]:
+    """Whether this process may have the cell, its folder's removal included."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(folder.name + ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+    return holding(folder.with_name(folder.name + ".lock"))
 
 
 def _rounds_left(cell: Cell, settings: Settings) -> int:

@@ -1,0 +1,96 @@
+"""One process at a time: a lock on a file that ends with the process that holds it, however that ends.
+
+The file names its holder. It is gone when the holder lets go, and may be left behind by one that was killed, without
+meaning anything then: what counts is the operating system's lock on it.
+"""
+
+import errno
+import logging
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from fedbat.errors import ConfigError
+from fedbat.storage import make_folder
+
+LOCK = "in-use.lock"
+_LOG = logging.getLogger(__name__)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make the folder and have it alone; it is removed again if nothing was put into it."""
+    make_folder(folder)
+    try:
+        with holding(folder / LOCK) as mine:
+            if not mine:
+                holder = _holder(folder / LOCK)
+                raise ConfigError(f"{folder} is in use by {holder}; wait for its end, stop it, or name another folder")
+            yield
+    finally:
+        with suppress(OSError):  # what is there stays
+            folder.rmdir()
+
+
+@contextmanager
+def holding(path: Path) -> Iterator[bool]:
+    """Whether this process, and no other, holds the file until the end."""
+    file = _take(path)
+    if file is None:
+        yield False
+        return
+    with file:
+        file.write(f"process {os.getpid()} on {platform.node()}")
+        file.flush()
+        try:
+            yield True
+        finally:
+            with suppress(OSError):  # Windows removes no open file
+                path.unlink()
+
+
+def _take(path: Path) -> IO[str] | None:
+    while True:
+        file = path.open("a")  # what its holder has written stays
+        if not _lock(file):
+            file.close()
+            return None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                file.truncate(0)
+                return file
+        file.close()  # its holder has removed it just now, and a third process may hold a new one
+
+
+def _lock(file: IO[str]) -> bool:
+    try:
+        _lock_or_raise(file)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            return False
+        _LOG.warning("%s lies on a file system without locks; nothing keeps two processes from it", file.name)
+    return True
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock_or_raise(file: IO[str]) -> None:
+        file.seek(1 << 30)  # where nothing is: on Windows what is locked cannot be read
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+else:
+    import fcntl
+
+    def _lock_or_raise(file: IO[str]) -> None:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _holder(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text() or "another process"
+    return "another process"
