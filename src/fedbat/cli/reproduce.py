@@ -23,7 +23,9 @@ from fedbat.reproduce.theory.record import run_trials
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="A table, a figure, theory, or all.", show_default=False)] = None,
     list_: Annotated[bool, typer.Option("--list", help="Show what there is and how much of it is done.")] = False,
-    write: Annotated[bool, typer.Option("--write", help="Write RESULTS.md and the figures anew.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write RESULTS.md, the figures and the blocks of docs/ anew.")
+    ] = False,
     claims: Annotated[bool, typer.Option("--claims", help="Judge the paper's claims by the records.")] = False,
     seeds: Annotated[str | None, typer.Option(help="Comma-separated. Default: 0.", show_default=False)] = None,
     only: Annotated[
@@ -125,6 +127,22 @@ def _write(book: Book, records: Records, results: Path) -> None:
     page.write_text(render(book, records, figures.relative_to(results.parent)))
     drawn = draw_figures(book, records, figures)
     say(f"{len(records) + len(records.trials)} records in {page}, {len(drawn)} pictures in {figures}")
+    if book.protocol.name == PROTOCOL:
+        _fill_pages(book, records, results)
+
+
+def _fill_pages(book: Book, records: Records, results: Path) -> None:
+    """What pages beside the records say of them."""
+    from fedbat.reproduce.blocks import block_names, fill
+    from fedbat.reproduce.choosing.page import blocks
+
+    pages = {path: path.read_text() for path in sorted((results.parent / "docs").glob("*.md"))}
+    pages = {path: text for path, text in pages.items() if block_names(text)}
+    made = blocks(book, records, results) if pages else {}
+    for path, text in pages.items():
+        path.write_text(fill(text, made))
+    if pages:
+        say(f"blocks in {', '.join(map(str, pages))}")
 
 
 def _print_list(book: Book, records: Records) -> None:
