@@ -2,12 +2,12 @@
 
 import multiprocessing
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from fedbat.cli.options import INTERRUPTED, Device, EngineName, PrecisionName, console, say
@@ -18,6 +18,8 @@ from fedbat.reproduce.record import Records
 from fedbat.reproduce.sweep import Settings, sweep
 from fedbat.reproduce.tables import ALL, KEYS, PROTOCOL, Book, load_book
 from fedbat.reproduce.theory.record import run_trials
+
+_INDENT = " " * 6  # of what is told about a claim
 
 
 def reproduce(
@@ -160,17 +162,24 @@ def _print_list(book: Book, records: Records) -> None:
 
 
 def _print_claims(book: Book, records: Records) -> None:
-    from fedbat.reproduce.claims import judge_all
-    from fedbat.reproduce.verdicts import HEADER, claim_row
+    from fedbat.reproduce.claims import Verdict, judge_all
+    from fedbat.reproduce.verdicts import claim_lines, count_verdicts
 
-    shown = ("id", "verdict", "claim", "for / against / open", "hangs on", "cells")
-    table = Table(box=None, pad_edge=False)
-    for column in shown:
-        table.add_column(column, no_wrap=column in ("id", "verdict"))
-    for finding in judge_all(book, records):
-        row = dict(zip(HEADER, claim_row(finding), strict=True))
-        table.add_row(*(escape(row[column]) for column in shown))
-    console.print(table)
+    findings = judge_all(book, records)
+    for verdict in Verdict:
+        found = [finding for finding in findings if finding.verdict == verdict]
+        if found:
+            console.print(f"[bold]{verdict}[/] ({len(found)})")
+        for finding in found:
+            head, *rest = claim_lines(finding)
+            say(f"  {head}")
+            for line in rest:
+                say(_indented(line))
+    say(f"{' / '.join(Verdict)}: {count_verdicts(findings)}")
+
+
+def _indented(line: str) -> str:
+    return textwrap.fill(line, console.width, initial_indent=_INDENT, subsequent_indent=_INDENT, break_on_hyphens=False)
 
 
 def _seeds(text: str | None) -> list[int] | None:
