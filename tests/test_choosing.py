@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from fedbat.cli import app
 from fedbat.downlink import FOLLOW, FULL
 from fedbat.errors import ConfigError
 from fedbat.reproduce import Records, load_book
@@ -69,6 +71,18 @@ def test_without_records_nothing_is_recommended_and_everything_is_said_to_be_mis
     (row,) = (row for row in TRAFFIC if row.point["method"] == "fedmrn" and row.point["split"] == "non-iid-1"
               and row.point["down"] == "4")  # fmt: skip
     assert not any("nan" in text for text in blocks(BOOK, Records((made_up(row, 90),)), tmp_path).values())
+
+
+@pytest.mark.parametrize(("protocol", "filled"), [("authors", True), ("text", False)])
+def test_the_command_fills_the_pages_beside_the_records(tmp_path, protocol, filled):
+    page, plain = tmp_path / "docs" / "page.md", tmp_path / "docs" / "plain.md"
+    page.parent.mkdir()
+    page.write_text("<!-- from the records: width -->\n<!-- end -->\n")
+    plain.write_text("words")
+    folders = ["--experiments", str(EXPERIMENTS), "--results", str(tmp_path / "results")]
+    done = CliRunner().invoke(app, ["reproduce", "--write", "--protocol", protocol, *folders])
+    assert done.exit_code == 0, done.output
+    assert ("not measured yet" in page.read_text()) == filled and plain.read_text() == "words"
 
 
 # The width.
