@@ -29,7 +29,7 @@ bench: $(READY)  ## the speed figures of docs/performance.md
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/wire.py
 
-results: $(READY)  ## RESULTS.md and the figures anew from the records
+results: $(READY)  ## RESULTS.md, the figures and what docs/ say of the records, anew
 	$(BIN)/fedbat reproduce --write
 	$(BIN)/python scripts/cuda_page.py
 

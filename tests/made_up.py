@@ -6,6 +6,7 @@ from pathlib import Path
 from fedbat.methods import make_method
 from fedbat.reproduce import Record, load_book
 
+WHOLE = 32_000.0  # bytes of a model in float32
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 
 
@@ -38,6 +39,7 @@ def made_up(row, accuracy, seed=0, up=1000.0, down=3000.0):
         "bits_per_parameter": 1.0,
         "bits_per_compressed_parameter": 1.0,
         "uplink_bytes_per_client_round": up,
+        "total_saving": 2 * WHOLE / (up + down),
         "downlink_bytes_per_client_round": down,
         "seconds": 1.0,
         "engine": {},

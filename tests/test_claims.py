@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import re
 import statistics
 from pathlib import Path
 
@@ -443,17 +444,34 @@ def test_the_page_has_every_claim_with_its_verdict_and_the_summary_counts_them()
     assert all(f"| {a_claim.id} | {a_claim.text} | {a_claim.where} |" in page for a_claim in CLAIMS)
     verdicts = [finding.verdict for finding in judge_all(BOOK, records)]
     counts = " / ".join(str(verdicts.count(verdict)) for verdict in ("holds", "fails", "undecided", "tested"))
-    assert f"| claims that hold / fail / are undecided / are left to tests | {counts} |" in page
+    summary = page.split("## How to read")[0]
+    assert f" that hold / fail / are undecided / are left to tests | {counts} |" in summary
+    texts = {finding.claim.text for finding in judge_all(BOOK, records) if finding.verdict == "fails"}
+    assert {line[2:-1] for line in summary.splitlines() if line.startswith("- ")} == texts
     assert verdicts.count("fails") == 2  # the factor of 32, and one bit per weight
     assert "| fmnist, 100 clients, iid | signsgd | 27.66 |" in page
     assert page.count("<details>") == page.count("</details>") > 0
 
 
 def test_the_command_prints_the_claims(monkeypatch, tmp_path):
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "80")
+    publish(run("fedbat", 91), tmp_path / "one")
+    publish(run("signsgd", 89, bits=1.157), tmp_path / "two")
     arguments = ["reproduce", "--claims", "--experiments", str(EXPERIMENTS), "--results", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    lines = [line.split()[:2] for line in result.output.splitlines()]
-    for a_claim in CLAIMS:
-        assert [a_claim.id, "tested" if a_claim.tests else "undecided"] in lines
+    lines = result.output.splitlines()
+    assert max(map(len, lines)) <= 80 and not any(line.endswith(" ") for line in lines)
+    under = None
+    said = {}
+    for line in lines:
+        if found := re.fullmatch(r"(\w+) \(\d+\)", line):
+            under = found[1]
+        elif found := re.match(r"  (\S+?)(:|$)", line):
+            said[found[1]] = under
+    findings = judge_all(BOOK, Records.load(tmp_path))
+    assert said == {finding.claim.id: finding.verdict for finding in findings}
+    assert "undecided" in said.values() and "fails" in said.values()
+    text = " ".join(result.output.split())
+    assert "above-signsgd: 1 for, 0 against, 23 open; 2 of 48 cells FedBAT is more accurate than SignSGD" in text
+    assert "hangs on +2.00 [+1.41, +2.59] fedbat − signsgd, fmnist, 100 clients, iid" in text

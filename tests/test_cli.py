@@ -45,13 +45,18 @@ def test_compare_ends_in_a_table_and_a_picture(tmp_path):
     assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
     summaries = {m: json.loads((out / m / "summary.json").read_text()) for m in ("fedavg", "fedbat", "fedpaq")}
     assert summaries["fedpaq"]["method_settings"]["bits"] == 3
-    table = {line.split()[0]: line.split() for line in done.stdout.splitlines() if "less" in line}
-    for method, summary in summaries.items():
-        *_, up, down, _, _, saving, _, _ = table[method]
-        assert float(up) == pytest.approx(summary["bits_per_parameter"], abs=1e-3)
-        ratio = summary["downlink_bytes_per_client_round"] / summary["uplink_bytes_per_client_round"]
-        assert float(down) / float(up) == pytest.approx(ratio, rel=1e-3)
-        assert float(saving.rstrip("x")) == pytest.approx(summary["total_saving"], abs=0.06)
+    lines = done.stdout.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("run "))
+    assert max(map(len, lines[start : start + 4])) <= 80
+    whole = summaries["fedavg"]["downlink_bytes_per_client_round"]
+    for method, *_, up, down, less_up, less, _, _, _ in map(str.split, lines[start + 1 : start + 4]):
+        summary = summaries[method]
+        up_bytes, down_bytes = (summary[f"{way}link_bytes_per_client_round"] for way in ("up", "down"))
+        assert float(up) == pytest.approx(8 * up_bytes / summary["num_parameters"], abs=6e-3)
+        assert float(down) == pytest.approx(8 * down_bytes / summary["num_parameters"], abs=6e-3)
+        assert float(less_up.removesuffix("x")) == pytest.approx(whole / up_bytes, abs=0.06)
+        assert float(less.removesuffix("x")) == pytest.approx(2 * whole / (up_bytes + down_bytes), abs=0.06)
+        assert summary["uplink_saving"] == pytest.approx(whole / up_bytes)
     assert str(out / "compare.png") in done.stdout
 
 
@@ -98,7 +103,7 @@ def test_interrupt_leaves_a_valid_record_to_go_on_from(fedbat_here, tmp_path):
     refused = fedbat_here("run", *FAST, "--out", out, check=2)
     assert f"holds an unfinished run; go on with it by `fedbat resume {out}`" in refused.stderr
     again = fedbat("resume", out, check=0).stdout
-    assert f"going on with round {len(lines) + 1}" in again and "round 15/15" in again and "vs fp32" in again
+    assert f"going on with round {len(lines) + 1}" in again and "round 15/15" in again and "less up" in again
     assert "round 1/15" not in again and "instead of" not in again
     summary = json.loads((out / "summary.json").read_text())
     assert summary["status"] == "finished" and summary["rounds_done"] == 15
@@ -117,7 +122,8 @@ def test_comparison_goes_on_with_the_methods_that_are_left(fedbat_here, tmp_path
     assert summaries["fedpaq"]["method_settings"]["bits"] == 3
     assert summaries["fedpaq"]["engine"]["asked"] == "sequential"
     assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
-    assert sum("less" in line for line in done.splitlines()) == 2
+    _, _, table = done.partition("run ")
+    assert [line.split()[0] for line in table.splitlines()[1:3]] == ["fedbat", "fedpaq"]
     assert "is finished already" in fedbat_here("resume", out, check=0).stdout
     (out / "compare.png").unlink()
     fedbat_here("resume", out, check=0)

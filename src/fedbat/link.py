@@ -135,11 +135,13 @@ def _round(line: Mapping[str, Any], link: Link, usual_seconds: float) -> Times:
         rate, seconds = link.rate(work.client), link.seconds
         if seconds is None:
             seconds = link.factor * (usual_seconds if work.seconds is None else work.seconds)
-        waits.append(Times(rate.latency / 1e3, _transfer(work.down, rate.down), seconds, _transfer(work.up, rate.up)))
+        down, up = transfer_seconds(work.down, rate.down), transfer_seconds(work.up, rate.up)
+        waits.append(Times(rate.latency / 1e3, down, seconds, up))
     return max(waits, key=lambda wait: wait.total)._replace(server=line.get("server_seconds", 0.0))
 
 
-def _transfer(num_bytes: float, rate: float) -> float:
+def transfer_seconds(num_bytes: float, rate: float) -> float:
+    """At so many Mbit/s."""
     return 8 * num_bytes / (1e6 * rate)
 
 

@@ -207,6 +207,7 @@ def summarize(federation: Federation, rounds: list[Round]) -> dict[str, Any]:
     uploads = sum(round_.num_uploads for round_ in rounds)
     uplink = sum(round_.uplink_bytes for round_ in rounds) / uploads
     downlink = sum(round_.downlink_bytes for round_ in rounds) / client_rounds
+    whole = whole_bytes(federation.layout)
     num_parameters = sum(p.numel() for p in federation.model.parameters())
     num_compressed = sum(entry.numel for entry in federation.layout.compressed)
     nbits = sum(round_.uplink_nbits for round_ in rounds) / uploads
@@ -224,7 +225,8 @@ def summarize(federation: Federation, rounds: list[Round]) -> dict[str, Any]:
             "uplink_bytes_per_client_round": uplink,
             "downlink_bytes_per_client_round": downlink,
             "total_bytes_per_client_round": uplink + downlink,
-            "total_saving": 2 * whole_bytes(federation.layout) / (uplink + downlink),  # against the model both ways
+            "uplink_saving": whole / uplink,  # against the model in float32
+            "total_saving": 2 * whole / (uplink + downlink),  # against it both ways
             "bits_per_parameter": 8 * uplink / num_parameters,
             "bits_per_compressed_parameter": nbits / num_compressed if num_compressed else None,
             "num_parameters": num_parameters,

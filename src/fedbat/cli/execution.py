@@ -113,17 +113,20 @@ def execute_all(federations: list[Federation], folder: Path, means: Means) -> No
 
 
 def print_table(done: Mapping[str, list[Round]], federation: Federation) -> None:
-    """What people compare, a line for each run; traffic is up and down, of all clients and rounds."""
-    table = new_table("run", "best", "last 10", "bits up", "down", "traffic", "vs fp32", "seconds")
+    """What people compare, a line for each run: percent, bits a parameter, how many times less is sent than in float32.
+
+    Traffic is up and down, of all clients and rounds.
+    """
+    table = new_table("run", "best %", "last 10", "bits up", "down", "less up", "total", "traffic", "seconds")
     for label, found in done.items():
         s: dict[str, Any] = summarize(federation, found)
         table.add_row(
             label,
-            *(f"{100 * s[key]:.2f} %" for key in ("best_accuracy", "last10_accuracy")),
-            f"{s['bits_per_parameter']:.3f}",
-            f"{8 * s['downlink_bytes_per_client_round'] / s['num_parameters']:.3f}",
+            *(f"{100 * s[key]:.2f}" for key in ("best_accuracy", "last10_accuracy")),
+            f"{s['bits_per_parameter']:.2f}",
+            f"{8 * s['downlink_bytes_per_client_round'] / s['num_parameters']:.2f}",
+            *(f"{s[key]:.1f}x" for key in ("uplink_saving", "total_saving")),
             megabytes(sum(r.uplink_bytes + r.downlink_bytes for r in found)),
-            f"{s['total_saving']:.1f}x less",
             f"{s['seconds']:.0f}",
         )
     console.print(table)

@@ -2,12 +2,12 @@
 
 import multiprocessing
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from fedbat.cli.options import INTERRUPTED, Device, EngineName, PrecisionName, console, say
@@ -19,11 +19,15 @@ from fedbat.reproduce.sweep import Settings, sweep
 from fedbat.reproduce.tables import ALL, KEYS, PROTOCOL, Book, load_book
 from fedbat.reproduce.theory.record import run_trials
 
+_INDENT = " " * 6  # of what is told about a claim
+
 
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="A table, a figure, theory, or all.", show_default=False)] = None,
     list_: Annotated[bool, typer.Option("--list", help="Show what there is and how much of it is done.")] = False,
-    write: Annotated[bool, typer.Option("--write", help="Write RESULTS.md and the figures anew.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write RESULTS.md, the figures and the blocks of docs/ anew.")
+    ] = False,
     claims: Annotated[bool, typer.Option("--claims", help="Judge the paper's claims by the records.")] = False,
     seeds: Annotated[str | None, typer.Option(help="Comma-separated. Default: 0.", show_default=False)] = None,
     only: Annotated[
@@ -125,6 +129,22 @@ def _write(book: Book, records: Records, results: Path) -> None:
     page.write_text(render(book, records, figures.relative_to(results.parent)))
     drawn = draw_figures(book, records, figures)
     say(f"{len(records) + len(records.trials)} records in {page}, {len(drawn)} pictures in {figures}")
+    if book.protocol.name == PROTOCOL:
+        _fill_pages(book, records, results)
+
+
+def _fill_pages(book: Book, records: Records, results: Path) -> None:
+    """What pages beside the records say of them."""
+    from fedbat.reproduce.blocks import block_names, fill
+    from fedbat.reproduce.choosing.page import blocks
+
+    pages = {path: path.read_text() for path in sorted((results.parent / "docs").glob("*.md"))}
+    pages = {path: text for path, text in pages.items() if block_names(text)}
+    made = blocks(book, records, results) if pages else {}
+    for path, text in pages.items():
+        path.write_text(fill(text, made))
+    if pages:
+        say(f"blocks in {', '.join(map(str, pages))}")
 
 
 def _print_list(book: Book, records: Records) -> None:
@@ -142,17 +162,24 @@ def _print_list(book: Book, records: Records) -> None:
 
 
 def _print_claims(book: Book, records: Records) -> None:
-    from fedbat.reproduce.claims import judge_all
-    from fedbat.reproduce.verdicts import HEADER, claim_row
+    from fedbat.reproduce.claims import Verdict, judge_all
+    from fedbat.reproduce.verdicts import claim_lines, count_verdicts
 
-    shown = ("id", "verdict", "claim", "for / against / open", "hangs on", "cells")
-    table = Table(box=None, pad_edge=False)
-    for column in shown:
-        table.add_column(column, no_wrap=column in ("id", "verdict"))
-    for finding in judge_all(book, records):
-        row = dict(zip(HEADER, claim_row(finding), strict=True))
-        table.add_row(*(escape(row[column]) for column in shown))
-    console.print(table)
+    findings = judge_all(book, records)
+    for verdict in Verdict:
+        found = [finding for finding in findings if finding.verdict == verdict]
+        if found:
+            console.print(f"[bold]{verdict}[/] ({len(found)})")
+        for finding in found:
+            head, *rest = claim_lines(finding)
+            say(f"  {head}")
+            for line in rest:
+                say(_indented(line))
+    say(f"{' / '.join(Verdict)}: {count_verdicts(findings)}")
+
+
+def _indented(line: str) -> str:
+    return textwrap.fill(line, console.width, initial_indent=_INDENT, subsequent_indent=_INDENT, break_on_hyphens=False)
 
 
 def _seeds(text: str | None) -> list[int] | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from fedbat.reproduce import differences, traffic
-from fedbat.reproduce.claims import Finding, judge_all
+from fedbat.reproduce.claims import Finding, Verdict, judge_all
 from fedbat.reproduce.figures import pictures
 from fedbat.reproduce.markdown import number, padded, share, spread, table
 from fedbat.reproduce.pace import Machine
@@ -17,6 +17,7 @@ from fedbat.reproduce.theory import section as theory
 from fedbat.reproduce.verdicts import EVIDENCE, HEADER, claim_row, count_verdicts, evidence_rows, missing
 
 AGAINST = ("fedavg", "signsgd", "ef-signsgd", "noisy-signsgd", "stoc-signsgd", "zerofl")
+_OPEN, _CLAIMS = "To be looked into", "Claims of the paper"
 _COLUMNS = ("split", "method", "paper", "ours", "n", "difference", "last ten", "bytes up", "bit/param", "seconds")
 _WORDS = ("split", "method")
 
@@ -30,20 +31,34 @@ def render(book: Book, records: Records, figures: Path) -> str:
         [
             "# Results",
             "",
-            "Written by `fedbat reproduce --write` from the records in `results/`; not to be edited. Accuracies are",
-            "test accuracies in percent. *paper* is what the paper prints (mean of five runs), *ours* the mean of *n*",
-            "seeds with its standard deviation; both take the best round, as the authors' code does. *last ten* is the",
-            "mean over the last ten rounds. *bytes up* is what one client really sends in a round, packed, BatchNorm",
-            "and header included; *seconds* is one whole run. A row without figures has not been run yet;",
-            "a table of which nothing has been run is only named.",
+            "Written by `fedbat reproduce --write` from the records in `results/`; not to be edited.",
             f"Protocol: {book.protocol.title} (`experiments/protocols.toml`).",
             "",
             *_summary(results, records, findings, len(open_)),
+            *_how_to_read(),
+            *itertools.chain.from_iterable(_section(found, book, results, figures) for found in _in_order(book)),
             *_to_be_looked_into(open_),
             *_claims(findings),
-            *itertools.chain.from_iterable(_section(found, book, results, figures) for found in book.tables.values()),
         ]
     )
+
+
+def _in_order(book: Book) -> list[Table]:
+    """The paper's tables and figures, its theory, then ours."""
+    return sorted(book.tables.values(), key=lambda table: (table.label is None, bool(table.trials)))
+
+
+def _how_to_read() -> list[str]:
+    return [
+        "## How to read the tables",
+        "",
+        "Accuracies are test accuracies in percent. *paper* is what the paper prints (mean of five runs), *ours*",
+        "the mean of *n* seeds with its standard deviation; both take the best round, as the authors' code does.",
+        "*last ten* is the mean over the last ten rounds. *bytes up* is what one client really sends in a round,",
+        "packed, BatchNorm and header included; *seconds* is one whole run. A row without figures has not been run",
+        "yet; a table of which nothing has been run is only named.",
+        "",
+    ]
 
 
 def _summary(results: Results, records: Records, findings: Sequence[Finding], num_open: int) -> Iterator[str]:
@@ -53,10 +68,13 @@ def _summary(results: Results, records: Records, findings: Sequence[Finding], nu
         ["cells run, of all", share(len(results.found), results.num_rows)],
         ["runs (one for each seed)", str(results.num_runs)],
         [f"cells within {WITHIN:g} point of the paper, of those it has", share(len(results.close()), len(compared))],
-        ["cells that deviate without a note, see below", str(num_open)],
+        [f"cells that deviate and are still [{_OPEN.lower()}]({_anchor(_OPEN)})", str(num_open)],
         ["pairs of methods ordered as in the paper", share(*orderings(columns))],
         [f"those the paper puts more than {WITHIN:g} point apart", share(*orderings(columns, WITHIN))],
-        ["claims that hold / fail / are undecided / are left to tests", count_verdicts(findings)],
+        [
+            f"[claims]({_anchor(_CLAIMS)}) that hold / fail / are undecided / are left to tests",
+            count_verdicts(findings),
+        ],
     ]
     yield from table(("", "count"), rows, [""])
     met = [(other, found) for other in AGAINST if (found := duel(columns, "fedbat", other))]
@@ -65,15 +83,23 @@ def _summary(results: Results, records: Records, findings: Sequence[Finding], nu
         [other, *map(str, found[:3]), f"{found.difference:+.2f}", f"{found.difference_in_paper:+.2f}"]
         for other, found in met
     ]
+    yield from ["Best rounds, over the columns (data set, clients, split) in which both were run:", ""]
     yield from table(header, duels, header[:1])
+    if failed := [finding.claim.text for finding in findings if finding.verdict == Verdict.FAILS]:
+        yield from ["Claims that fail by these records:", "", *(f"- {text}." for text in failed), ""]
     machines = Counter(Machine.of(record) for record in records)
     where = [[*machine, str(count)] for machine, count in sorted(machines.items())]
     yield from table(("machine", "precision", "runs at once", "runs"), where, ["machine"])
 
 
+def _anchor(title: str) -> str:
+    """Of a heading, as GitHub makes it."""
+    return "#" + title.lower().replace(" ", "-")
+
+
 def _to_be_looked_into(open_: Sequence[Result]) -> Iterator[str]:
     yield from [
-        "## To be looked into",
+        f"## {_OPEN}",
         "",
         f"Cells further from the paper than {WITHIN:g} point and twice the standard deviation it prints, for which",
         "`experiments/notes.toml` has no note yet.",
@@ -91,14 +117,15 @@ def _to_be_looked_into(open_: Sequence[Result]) -> Iterator[str]:
         ]
         for result in open_
     ]
-    yield from table((*words, "paper", "ours", "n", "difference"), rows, words)
+    header = (*words, "paper", "ours", "n", "difference")
+    yield from table(header, rows, words) if rows else ["None.", ""]
 
 
 def _claims(findings: Sequence[Finding]) -> Iterator[str]:
     if not findings:
         return
     yield from [
-        "## Claims of the paper",
+        f"## {_CLAIMS}",
         "",
         "Each sentence that records can check, judged by differences between runs of the same seed. Its exact form and",
         "the margins given to vague words are in `experiments/claims.toml`, the rules in `experiments/README.md`. *the",

@@ -30,7 +30,7 @@ def section(table: Table, book: Book, results: Results) -> Iterator[str]:
         "clients get of it (last ten rounds; empty where that is the same), *averaged* an average over the rounds",
         "that the server keeps (`--average`), for which nothing is sent. Bytes are those of a client in a round, as",
         "packed, first downloads and catching up included; *saving* is against float32 both ways. The pictures show",
-        "the last ten rounds of the averaged model, which chance moves least.",
+        "the last ten rounds of the averaged model, which chance moves least. [Which to choose](docs/choosing.md).",
         "",
     ]
     for (dataset, clients), rows in results.groups(table):

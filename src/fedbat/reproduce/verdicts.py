@@ -22,6 +22,17 @@ def claim_row(finding: Finding) -> list[str]:
     return [*start, str(finding.printed or ""), " / ".join(map(str, _tally(finding))), _deciding(finding), cells]
 
 
+def claim_lines(finding: Finding) -> list[str]:
+    """A finding for the terminal: its name and how far it is decided, the claim, what the verdict hangs on."""
+    claim = finding.claim
+    if claim.tests:
+        return [claim.id, claim.text, f"checked by {', '.join(test.partition('::')[2] for test in claim.tests)}"]
+    counts = ", ".join(f"{count} {says}" for says, count in zip(_SAYS.values(), _tally(finding), strict=True))
+    head = f"{claim.id}: {counts}; {finding.present} of {finding.needed} cells"
+    hangs = _deciding(finding)
+    return [head, claim.text, *([f"hangs on {hangs}"] if hangs else [])]
+
+
 def evidence_rows(finding: Finding) -> list[list[str]]:
     """What has been measured of a finding, under EVIDENCE."""
     return [_evidence(measured, measured.estimate) for measured in finding.measured if measured.estimate is not None]

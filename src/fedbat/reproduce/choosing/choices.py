@@ -1,0 +1,143 @@
+"""What a user can choose, by the records there are (a method, a way down), and what one choice gains on another."""
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fedbat.downlink import DOWNLINKS, FULL
+from fedbat.reproduce.record import Record
+from fedbat.reproduce.results import WITHIN, Result, Results
+from fedbat.reproduce.tables import Book, Row
+
+TABLES = ("traffic", "table1", "table5")  # whose rows are choices, where they are about the first one's places
+TOLERANCE = 0.5  # points that few bits may cost on average over places,
+NOWHERE = WITHIN  # and at any one of them
+_ROUNDING = 1e-9  # of differences between numbers with few decimals
+_AVERAGED = "averaged_last10_accuracy"
+
+
+class Choice(NamedTuple):
+    """How the model travels."""
+
+    method: str  # with its settings, as in "fedbat bits=2"
+    down: str = FULL
+
+
+class Place(NamedTuple):
+    """Where it was tried."""
+
+    dataset: str
+    clients: str
+    split: str
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a choice gains on another, in points, wherever both were run."""
+
+    points: Mapping[Place, float]
+
+    @property
+    def mean(self) -> float:
+        """Over all places."""
+        return statistics.fmean(self.points.values())
+
+    @property
+    def worst(self) -> Place:
+        """Where it loses most."""
+        return min(self.points, key=lambda place: self.points[place])
+
+    @property
+    def within(self) -> bool:
+        """Whether that is little enough."""
+        return self.mean >= -TOLERANCE - _ROUNDING and self.points[self.worst] >= -NOWHERE - _ROUNDING
+
+
+class Choices:
+    """Everything that was run of them."""
+
+    def __init__(self, book: Book, results: Results) -> None:
+        tables = [book.tables[name] for name in TABLES]
+        self.places = tuple(dict.fromkeys(_place(row) for row in tables[0].rows))
+        self.planned: dict[Place, list[Choice]] = {place: [] for place in self.places}  # of the first table
+        self.found: dict[Place, dict[Choice, Result]] = {place: {} for place in self.places}
+        for row in tables[0].rows:
+            self.planned[_place(row)].append(_choice(row))
+        for row in itertools.chain.from_iterable(table.rows for table in tables):
+            result = _result(row, results)
+            if result and _place(row) in self.found:
+                self.found[_place(row)].setdefault(_choice(row), result)
+
+    def datasets(self) -> dict[tuple[str, str], list[Place]]:
+        """Places by data set and number of clients."""
+        by: dict[tuple[str, str], list[Place]] = {}
+        for place in self.places:
+            by.setdefault((place.dataset, place.clients), []).append(place)
+        return by
+
+    def splits(self) -> list[str]:
+        """Of all places."""
+        return list(dict.fromkeys(place.split for place in self.places))
+
+    def of_split(self, split: str) -> list[Result]:
+        """All choices of the first table that were run on it."""
+        places = [place for place in self.places if place.split == split]
+        planned = ((place, choice) for place in places for choice in self.planned[place])
+        return [self.found[place][choice] for place, choice in planned if choice in self.found[place]]
+
+    def of(self, choice: Choice, places: Sequence[Place]) -> list[Result]:
+        """What was run of a choice."""
+        return [result for place in places if (result := self.found[place].get(choice))]
+
+    def listed(self, places: Sequence[Place]) -> list[Choice]:
+        """Those with a record at one of these places, in the order of the tables, then from many bits down to few."""
+        found = list(dict.fromkeys(choice for place in places for choice in self.found[place]))
+        planned = list(dict.fromkeys(choice for place in places for choice in self.planned[place]))
+        methods = list(dict.fromkeys(choice.method for choice in [*planned, *found]))
+        return sorted(found, key=lambda choice: (methods.index(choice.method), list(DOWNLINKS).index(choice.down)))
+
+    def compare(self, one: Choice, other: Choice, split: str | None = None) -> Compared:
+        """Differences between runs of the same seed, mean over seeds, at every place or those of a split."""
+        points = {}
+        for place in self.places:
+            a, b = (self.found[place].get(choice) for choice in (one, other))
+            if a and b and split in (None, place.split):
+                differences = _differences(a, b)
+                if differences:
+                    points[place] = statistics.fmean(differences)
+        return Compared(points)
+
+
+def fewest_bits(tried: Mapping[str, Compared]) -> str | None:
+    """The last, from many bits to few, before one that costs too much; only of those tried wherever any was."""
+    everywhere = {place for compared in tried.values() for place in compared.points}
+    whole = {name: compared for name, compared in tried.items() if everywhere and compared.points.keys() == everywhere}
+    good = list(itertools.takewhile(lambda name: whole[name].within, whole))
+    return good[-1] if good else None
+
+
+def _differences(one: Result, other: Result) -> list[float]:
+    """By seed, of the averaged model's last ten rounds, which chance moves least; of the model's if a run kept none."""
+    by_seed = [{record.configuration["seed"]: record for record in result.records} for result in (one, other)]
+    pairs = [(by_seed[0][seed], by_seed[1][seed]) for seed in by_seed[0] if seed in by_seed[1]]
+    averaged = all(_AVERAGED in record.summary for pair in pairs for record in pair)
+    return [_last_ten(a, averaged) - _last_ten(b, averaged) for a, b in pairs]
+
+
+def _last_ten(record: Record, averaged: bool) -> float:
+    return 100 * float(record.summary[_AVERAGED]) if averaged else record.last10
+
+
+def _result(row: Row, results: Results) -> Result | None:
+    """Of the row, or of the same training without an averaged model."""
+    return next((results.found[key] for key in row.cell(0).serves if key in results.found), None)
+
+
+def _place(row: Row) -> Place:
+    return Place(*(row.point[key] for key in Place._fields))
+
+
+def _choice(row: Row) -> Choice:
+    return Choice(row.point["method"], row.point.get("down", FULL))

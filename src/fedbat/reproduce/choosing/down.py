@@ -1,0 +1,73 @@
+"""How many bits down: the width that measurements bear out."""
+
+import statistics
+from collections.abc import Iterator
+
+from fedbat.channels import WIDTHS
+from fedbat.downlink import FOLLOW
+from fedbat.reproduce.choosing.choices import NOWHERE, TOLERANCE, Choice, Choices, Compared, fewest_bits
+from fedbat.reproduce.choosing.words import NOT_YET, coverage, kilobytes, num_bytes, paragraph, signed, where
+from fedbat.reproduce.markdown import table
+
+TRIED_ON = "fedbat"  # the method that goes with every width
+SNAPSHOTS = [str(width) for width in sorted(WIDTHS, reverse=True)]
+ANY = "4"  # the width every method is tried with: shown as long as none is recommended
+RULE = f"at most {TOLERANCE:g} points on average and {NOWHERE:g} point on any split"
+
+
+def recommended_width(choices: Choices) -> str | None:
+    """Of a snapshot."""
+    return fewest_bits(_by_width(choices))
+
+
+def width(choices: Choices) -> Iterator[str]:
+    """The recommendation, a paragraph."""
+    most = max(_by_width(choices).values(), key=lambda compared: len(compared.points))
+    best = recommended_width(choices)
+    if not most.points:
+        yield paragraph(
+            f"**Recommended width: {NOT_YET}.** It will be the narrowest that costs FedBAT {RULE} against 32 bits "
+            f"down; `fedbat reproduce traffic` makes the records, on {len(choices.places)} splits."
+        )
+    elif best is None:
+        tried = coverage(list(most.points), choices.places)
+        yield paragraph(f"**No width is recommended.** None costs FedBAT {RULE} against 32 bits down ({tried}).")
+    else:
+        found = _by_width(choices)[best]
+        yield paragraph(
+            f"**Recommended: `--down {best}`**, the narrowest that costs FedBAT {RULE} against 32 bits down: "
+            f"{signed(found.mean)} points on average, at worst {_worst(found)}; "
+            f"{coverage(list(found.points), choices.places)}."
+        )
+
+
+def widths(choices: Choices) -> Iterator[str]:
+    """What each way down costs, beside 32 bits, and what it sends."""
+    datasets = choices.datasets()
+    rows = []
+    for way in (*SNAPSHOTS, FOLLOW):
+        found = choices.compare(Choice(TRIED_ON, way), Choice(TRIED_ON))
+        if found.points:
+            runs = [choices.of(Choice(TRIED_ON, way), places) for places in datasets.values()]
+            down = [kilobytes(num_bytes(results, "down")) if results else "" for results in runs]
+            splits = f"{len(found.points)} of {len(choices.places)}"
+            rows.append([f"`{way}`", signed(found.mean), _worst(found), _others(choices, way), splits, *down])
+    words = ("`--down`", "at worst")
+    header = ("`--down`", "FedBAT", "at worst", "other methods", "splits", *(f"kB, {name}" for name, _ in datasets))
+    yield from table(header, rows, words) if rows else [f"What each way down costs and sends: {NOT_YET}."]
+
+
+def _by_width(choices: Choices) -> dict[str, Compared]:
+    return {width: choices.compare(Choice(TRIED_ON, width), Choice(TRIED_ON)) for width in SNAPSHOTS}
+
+
+def _worst(found: Compared) -> str:
+    return f"{signed(found.points[found.worst])} ({where(found.worst)})"
+
+
+def _others(choices: Choices, way: str) -> str:
+    """What a way down costs the other methods."""
+    methods = dict.fromkeys(choice.method for choice in choices.listed(choices.places) if choice.method != TRIED_ON)
+    compared = [choices.compare(Choice(method, way), Choice(method)) for method in methods]
+    points = [value for found in compared for value in found.points.values()]
+    return signed(statistics.fmean(points)) if points else ""

@@ -1,0 +1,83 @@
+"""The blocks of the pages that tell which method and how many bits, by name."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from fedbat.reproduce.choosing.choices import Choices
+from fedbat.reproduce.choosing.down import ANY, recommended_width, width, widths
+from fedbat.reproduce.choosing.tables import every_choice, transfer
+from fedbat.reproduce.choosing.up import swings, uplink
+from fedbat.reproduce.choosing.words import NOT_YET, paragraph
+from fedbat.reproduce.record import Records
+from fedbat.reproduce.results import Results
+from fedbat.reproduce.tables import Book
+
+SMALL = "--clients 20 --per-round 5 --rounds 10 --epochs 2"  # on the bundled images: a minute or so
+
+
+def blocks(book: Book, records: Records, folder: Path) -> dict[str, str]:
+    """By name, from the records of runs and, in their folder, what was measured of the engine on a GPU."""
+    choices = Choices(book, Results(book, records))
+    made = {name: make(choices) for name, make in BLOCKS.items()} | {"costs": _costs(folder / "cuda" / "ratio.json")}
+    return {name: "\n".join(lines) for name, lines in made.items()}
+
+
+def _commands(choices: Choices) -> Iterator[str]:
+    """To run a choice in the simulation."""
+    best = recommended_width(choices)
+    down = best or ANY
+    yield from [
+        "```bash",
+        "# devices that come and go" + ("" if best else f" (which width: {NOT_YET})"),
+        f"fedbat run --down {down} --average 0.9 {SMALL}",
+        "# the same clients in every round",
+        "fedbat run --down follow --average 0.9 --clients 10 --per-round 10 --rounds 10 --epochs 2",
+        "# skewed labels, where one bit up costs too much: two",
+        f"fedbat run --set bits=2 --down {down} --average 0.9 --partition labels {SMALL}",
+        "# beside FedAvg, on your link",
+        f"fedbat compare --methods fedavg,fedbat --down 32,{down} {SMALL} --link up=10,down=50",
+        "```",
+    ]
+
+
+def _flower(choices: Choices) -> Iterator[str]:
+    """The same there."""
+    down = recommended_width(choices) or ANY
+    yield from [
+        "```python",
+        f'strategy = Compressed(strategy, FedBAT(), model, down="{down}", average=0.9)  # devices that come and go',
+        'strategy = Compressed(strategy, FedBAT(), model, down="follow", average=0.9)  # the same nodes in every round',
+        f'strategy = Compressed(strategy, FedBAT(bits=2), model, down="{down}", average=0.9)  # two bits up',
+        "```",
+    ]
+
+
+def _costs(path: Path) -> Iterator[str]:
+    """Of a FedBAT round, in FedAvg's, on a GPU."""
+    if not path.is_file():
+        yield f"On a GPU: {NOT_YET}."
+        return
+    record = json.loads(path.read_text())
+    told = [
+        f"{row['fedbat_over_fedavg']:.3f} times as long as FedAvg's in {row['precision']}, with a peak of "
+        f"{row['peak_MiB_of_ten_clients']['fedbat']:,} MiB for ten clients instead of "
+        f"{row['peak_MiB_of_ten_clients']['fedavg']:,}"
+        for row in record["rows"]
+    ]
+    yield paragraph(
+        f"On a GPU ({record['machine']['gpu']}) a round of FedBAT that binarizes in every step, not only in the second "
+        f"half as by default, takes {'; '.join(told)}."
+    )
+
+
+BLOCKS: dict[str, Callable[[Choices], Iterator[str]]] = {
+    "width": width,
+    "widths": widths,
+    "transfer": transfer,
+    "uplink": uplink,
+    "swings": swings,
+    "every-choice": every_choice,
+    "commands": _commands,
+    "flower": _flower,
+}
