@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -50,7 +51,8 @@ def main() -> None:
     parser.add_argument(
         "--runs", default="fmnist:iid,fmnist:dirichlet", help="of `time`: DATASET:PARTITION[:MODEL],..."
     )
-    parser.add_argument("--free", default="fmnist:100,cifar10:20", help="of `free`: DATASET:ROUNDS,...")
+    parser.add_argument("--free", default="fmnist:100,cifar10:20", help="of `free`: DATASET:ROUNDS[:MODEL],...")
+    parser.add_argument("--at-once", type=int, default=6, help="runs of `free`; those done are kept if it is stopped")
     parser.add_argument("--job", help="one run as JSON, made in this process; used by the checks themselves")
     options = parser.parse_args()
     if options.job:
@@ -63,7 +65,7 @@ def main() -> None:
         "noise": noise,
         "ratio": ratio,
         "time": lambda: timed(options.runs.split(",")),
-        "free": lambda: free(options.free.split(",")),
+        "free": lambda: free(options.free.split(","), options.out / "free", options.at_once),
     }
     options.out.mkdir(parents=True, exist_ok=True)
     broken = []
@@ -195,18 +197,26 @@ def timed(cells: list[str]) -> list[dict]:
     return found
 
 
-def free(cells: list[str]) -> list[dict]:
-    """All runs at once, a process each: the sequential engine leaves the card idle most of the time."""
+def free(cells: list[str], folder: Path, at_once: int) -> list[dict]:
+    """Several runs at once, a process each: the sequential engine leaves the card idle most of the time."""
     jobs = [
-        dict(dataset=dataset, method="fedbat", partition="iid", precision=precision, num_rounds=int(num), seed=seed)
-        for dataset, num in (cell.split(":") for cell in cells)
+        dict(
+            dataset=name, method="fedbat", partition="iid", precision=precision, num_rounds=int(num), seed=seed, **model
+        )
+        for name, num, model in map(_free_cell, cells)
         for seed in range(3)
-        for precision in ("bf16", "sequential")
+        for precision in ("sequential", "bf16")
     ]
-    rows = [finish(process) for process in [start(job) for job in jobs]]
+    folder.mkdir(exist_ok=True)
+    code = hashlib.sha256(json.dumps(code_digest()).encode()).hexdigest()[:8]
+    paths = [folder / f"{'-'.join(str(value) for value in job.values())}-{code}.json" for job in jobs]
+    missing = [(path, job) for path, job in zip(paths, jobs, strict=True) if not path.exists()]
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(lambda item: item[0].write_text(json.dumps(finish(start(item[1])))), missing))
+    rows = [json.loads(path.read_text()) for path in paths]
     found = []
     for cell in cells:
-        dataset, num = cell.split(":")
+        dataset, num, _ = _free_cell(cell)
         accuracy = {
             precision: [r["last5_accuracy"] for r in rows if (r["dataset"], r["precision"]) == (dataset, precision)]
             for precision in ("bf16", "sequential")
@@ -217,6 +227,11 @@ def free(cells: list[str]) -> list[dict]:
         row = {"dataset": dataset, "rounds": int(num), **accuracy, "apart": apart, "bound": bound, "ok": apart <= bound}
         found.append(say(row))
     return found
+
+
+def _free_cell(cell: str) -> tuple[str, str, dict[str, str]]:
+    dataset, num, *model = cell.split(":")
+    return dataset, num, {"model": model[0]} if model else {}
 
 
 def run(

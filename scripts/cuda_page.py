@@ -17,7 +17,8 @@ TITLES = {
     "ratio": "FedBAT binarizing in every step (phi=0) against FedAvg, in turn: seconds a round, MiB for ten clients",
     "parity": "One client's round in fp32 against the sequential engine on the same card",
     "noise": "What different clients draw in recorded steps: share of equal bits, minus one half",
-    "free": "Free-running accuracy (mean of the last five rounds), bf16 against the sequential engine in fp32, by seed",
+    "free": "Free-running accuracy (mean of the last five rounds), bf16 against the sequential engine in fp32, by seed "
+    "(made once, not anew with every change of the code)",
 }
 
 
