@@ -1,6 +1,5 @@
 """How long a cell will take, from how long others took on the same machine."""
 
-import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -52,7 +51,8 @@ class Pace:
         configuration = vars(experiment)
         for kind in _KINDS:
             if seen := self._seen.get(_key(kind, configuration)):
-                return rounds * statistics.fmean(seen) * _passes(configuration)
+                # The least: others ran with an older engine, or beside something else. Too hopeful is soon noticed.
+                return rounds * min(seen) * _passes(configuration)
         return None
 
 
