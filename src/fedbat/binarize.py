@@ -12,7 +12,6 @@ import math
 import torch
 from torch import Tensor
 
-_INFINITY = torch.tensor(math.inf, device="cpu")
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -73,7 +72,8 @@ def reach(alpha: Tensor, bits: int = 1) -> Tensor:
 
 def edge_of(alpha: Tensor, bits: int = 1) -> Tensor:
     """The least number beyond R, so that |m| < edge says |m| <= R; at R = 0 tiny, as denormals may be flushed to 0."""
-    return torch.nextafter(reach(alpha, bits), _INFINITY).clamp_(min=_TINY)
+    limit = reach(alpha, bits)
+    return torch.nextafter(limit, torch.full_like(limit, math.inf)).clamp_(min=_TINY)
 
 
 def step_size(
