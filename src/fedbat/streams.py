@@ -6,6 +6,7 @@ the method is not part of any key.
 
 import zlib
 from collections.abc import Callable
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ Tensors = dict[str, Tensor]
 
 Noise = Callable[[Tensors], Tensors]
 """Draws u ~ U(0, 1) of the shapes it is shown."""
+
+_MIDDLE = torch.tensor((2**15 + 0.5) / 2**16, device="cpu")  # u of the random word 0, of 16 bits with a sign
 
 
 def _sequence(seed: int, purpose: str, *key: int) -> np.random.SeedSequence:
@@ -48,12 +51,12 @@ class UniformNoise:
 
     def __call__(self, like: Tensors) -> Tensors:
         """Noise of the shapes in `like`, independent of all earlier calls."""
-        sizes = [tensor.numel() for tensor in like.values()]
-        flat = self._draw(sum(sizes))
+        *starts, total = accumulate((tensor.numel() for tensor in like.values()), initial=0)
+        flat = self._draw(total)
         # In each tensor's own memory format: mixing formats makes element-wise work several times slower.
         return {
-            name: piece.as_strided(tensor.shape, tensor.stride())
-            for (name, tensor), piece in zip(like.items(), flat.split(sizes), strict=True)
+            name: flat.as_strided(tensor.shape, tensor.stride(), start)
+            for (name, tensor), start in zip(like.items(), starts, strict=True)
         }
 
     def _draw(self, count: int) -> Tensor:
@@ -61,6 +64,5 @@ class UniformNoise:
             # torch.rand may give 0 but not 1; a sign that is certain must be safe from both ends, so turn it round.
             return torch.rand(count, generator=self._generator, device=self.device).neg_().add_(1)
         halves = np.asarray(self._words.random_raw(-(-count // 4))).view(np.int16)[:count]
-        words = torch.from_numpy(halves).to(torch.float32)
-        # (words + 32768.5) / 2^16 in one pass; both roundings are exact.
-        return torch.add(torch.tensor(32768.5 * 2**-16, device="cpu"), words, alpha=2**-16, out=words)
+        words = torch.from_numpy(halves.astype(np.float32))
+        return torch.add(_MIDDLE, words, alpha=2**-16, out=words)  # one pass; both roundings are exact

@@ -35,9 +35,9 @@ from fedbat.binarize import (
     binarize_backward,
     binarize_forward,
     codes_of,
+    edge_of,
     inf_norm,
     mean_abs,
-    reach,
     step_size,
     stochastic_codes,
 )
@@ -107,30 +107,28 @@ class FedBAT(Method):
     def prepare(self, w: Tensors, local: Local) -> Tensors:
         """alpha' = c_b ||m||_1 / d for every layer that has moved and has none yet (Eq. 13, where c_1 = 1)."""
         old = local.fixed.get("alpha_prime")
-        if self.step == "inf-norm" or (old is not None and bool(old.all())):
+        if self.step == "inf-norm" or (old is not None and all(old.tolist())):
             return local.fixed
         now = _SHARES[self.bits] * torch.stack([mean_abs(m) for m in local.update.values()])
         return {"alpha_prime": now if old is None else torch.where(old > 0, old, now)}
 
     def forward(self, w: Tensors, local: Local, u: Tensors) -> Forward:
         """w + S(m, alpha), Eq. 6-7."""
-        alphas, slopes = self._alphas(local)
-        kept = {
-            name: binarize_forward(m, alpha, u[name], self.bits)
-            for (name, m), alpha in zip(local.update.items(), alphas, strict=True)
-        }
-        weights = {name: w[name] + s for name, s in kept.items()}
-        return Forward(weights, kept, {"alpha": alphas, "slope": slopes})
+        alphas, paces = self._alphas(local)
+        weights, kept = {}, {}
+        for (name, m), alpha in zip(local.update.items(), alphas.unbind(), strict=True):
+            kept[name] = binarize_forward(m, alpha, u[name], self.bits)
+            weights[name] = w[name] + kept[name]
+        return Forward(weights, kept, {"alpha": alphas, "pace": paces})
 
     def pull_back(self, w: Tensors, local: Local, u: Tensors, seen: Forward, grad: Tensors) -> tuple[Tensors, Tensors]:
         """Eq. 8 for m, Eq. 9 summed over the layer for alpha, and on to alpha_e by Eq. 10."""
         grads, learned = {}, {}
-        reaches = reach(seen.shared["alpha"], self.bits)
-        paces = self.rho * (seen.shared["slope"] > 0)  # 0 where a bound holds alpha
-        for (name, m), limit, pace in zip(local.update.items(), reaches, paces, strict=True):
+        edges, paces = edge_of(seen.shared["alpha"], self.bits).unbind(), seen.shared["pace"].unbind()
+        for (name, m), edge, pace in zip(local.update.items(), edges, paces, strict=True):
             if name not in grad:  # the layer took no part in the forward pass
                 continue
-            grads[name], alpha_grad = binarize_backward(m, limit, seen.kept[name], grad[name])
+            grads[name], alpha_grad = binarize_backward(m, edge, seen.kept[name], grad[name])
             if self._learns:
                 learned[name] = pace * alpha_grad
         return grads, learned
@@ -159,7 +157,7 @@ class FedBAT(Method):
         return self.step == "learned" and self.rho > 0
 
     def _alphas(self, local: Local) -> tuple[Tensor, Tensor]:
-        """alpha and d alpha / d alpha_e of all layers."""
+        """alpha and d log alpha / d alpha_e of all layers."""
         if self.step == "inf-norm":
             alphas = torch.stack([inf_norm(m) for m in local.update.values()]) / ((1 << self.bits) - 1)
             return alphas, torch.zeros_like(alphas)
