@@ -19,6 +19,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -135,7 +136,8 @@ def split_payloads(data: memoryview) -> Iterator[memoryview]:
 
 def plain_bytes(tensor: Tensor, entry: Entry) -> bytes:
     """A tensor that is not compressed, as it travels."""
-    return tensor.to("cpu", entry.wire_dtype).contiguous().numpy().astype(_numpy_dtype(entry)).tobytes()
+    values = tensor.to("cpu", entry.wire_dtype).contiguous().numpy()
+    return values.astype(_numpy_dtype(entry.wire_dtype), copy=False).tobytes()
 
 
 def _check_header(data: memoryview, layout: Layout, context: int | None) -> int:
@@ -181,16 +183,17 @@ def _check_kind(record: Record, kinds: Sequence[Kind]) -> None:
         )
 
 
-def _numpy_dtype(entry: Entry) -> np.dtype[np.generic]:
-    return torch.empty(0, dtype=entry.wire_dtype, device="cpu").numpy().dtype.newbyteorder("<")
+@cache
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype[np.generic]:
+    return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype.newbyteorder("<")
 
 
 def _rest_from_bytes(reader: Reader, entry: Entry) -> Tensor:
     raw = reader.take(entry.nbytes, entry.name)
     if entry.dtype == torch.bool and np.frombuffer(raw, np.uint8).max(initial=0) > 1:
         raise WireError(f"{entry.name} holds bytes other than 0 and 1, expected booleans; the upload is damaged")
-    dtype = _numpy_dtype(entry)
-    tensor = torch.from_numpy(np.frombuffer(raw, dtype).astype(dtype.newbyteorder("="))).view(entry.shape)
-    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+    dtype = _numpy_dtype(entry.wire_dtype)
+    values = np.frombuffer(raw, dtype).astype(dtype.newbyteorder("="))
+    if dtype.kind == "f" and not np.isfinite(values).all():
         raise WireError(f"{entry.name} holds NaN or infinity, expected finite numbers; the sender's training diverged")
-    return tensor
+    return torch.from_numpy(values).view(entry.shape)
