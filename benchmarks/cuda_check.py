@@ -1,11 +1,12 @@
 """The checks that need a GPU: parity with the sequential engine, independent noise, and the time of whole runs.
 
-    python benchmarks/cuda_check.py --out results/cuda [--only parity,noise,ratio,time,free]
+    python benchmarks/cuda_check.py --out results/cuda [--only parity,server,noise,ratio,time,free]
 
 Writes one JSON file for each check into the folder given by --out, with a digest of the engine's code, and fails if a
 bound is broken. CI has no GPU: a test compares the digests with the code as it is.
 
     parity  one client's round, fp32: the uploads of all methods against the sequential engine's on the same card
+    server  uploads of all methods decoded and added on the card against the same on the CPU
     noise   what different clients draw inside recorded steps is independent
     ratio   seconds and memory of FedBAT (binarizing in every step) against FedAvg, round by round in turn
     time    whole runs, each in a fresh process, recording of the steps included, loading of the data not
@@ -35,9 +36,10 @@ from fedbat.experiment import Experiment, prepare
 from fedbat.levels import Coded
 from fedbat.parts import Dense, Signs, Sparse
 from fedbat.seeded_parts import Rotated
+from fedbat.server import Aggregator
 from fedbat.simulation import initial_state, rounds
 
-MAX_FLIPPED, MAX_DENSE, MAX_RATIO = 1e-3, 1e-4, 1.05
+MAX_FLIPPED, MAX_DENSE, MAX_ADDED, MAX_RATIO = 1e-3, 1e-4, 1e-6, 1.05
 ENGINE_FILES = (
     "buffers.py", "conv_kernels.py", "convs.py", "cuda.py", "fused.py", "kernels.py", "launch.py", "layer_kernels.py",
     "norms.py", "outbox.py", "sequential.py", "slot.py", "stems.py",
@@ -47,7 +49,7 @@ ENGINE_FILES = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--only", default="parity,noise,ratio,time,free")
+    parser.add_argument("--only", default="parity,server,noise,ratio,time,free")
     parser.add_argument(
         "--runs", default="fmnist:iid,fmnist:dirichlet", help="of `time`: DATASET:PARTITION[:MODEL],..."
     )
@@ -62,6 +64,7 @@ def main() -> None:
         parser.error("--out is missing; name the folder to write to")
     checks = {
         "parity": parity,
+        "server": server,
         "noise": noise,
         "ratio": ratio,
         "time": lambda: timed(options.runs.split(",")),
@@ -138,6 +141,27 @@ def compare_uploads(method: str, settings: dict, dataset: str, model: str | None
         "same_bytes": expected.upload == found.upload,
         "ok": share <= MAX_FLIPPED and far <= MAX_DENSE,
     }
+
+
+def server() -> list[dict]:
+    """Two uploads of each method, added with unequal weights: what the model becomes, on the card and on the CPU."""
+    found = []
+    for method in METHODS:
+        federation = prepare(Experiment(method=method, dataset="fmnist", epochs=1))
+        w, clients = initial_state(federation).w, federation.sampled(0)[:2]
+        uploads = [result.upload for result in CudaEngine(federation, precision="fp32").train(w, 0, clients, {})]
+        models = []
+        for device in ("cpu", "cuda"):
+            aggregator = Aggregator(federation.method, federation.layout, {k: x.to(device) for k, x in w.items()})
+            for weight, upload in enumerate(uploads, start=1):
+                aggregator.add(Payload.from_bytes(upload, federation.layout), weight)
+            models.append(aggregator.result())
+        on_cpu, on_card = models
+        apart = max(
+            float((on_card[k].cpu() - x).abs().max() / x.abs().max().clamp(min=1e-9)) for k, x in on_cpu.items()
+        )
+        found.append(say({"method": method, "apart": apart, "ok": apart <= MAX_ADDED}))
+    return found
 
 
 def noise() -> list[dict]:

@@ -9,6 +9,7 @@ COLUMNS = {
              "peak_MiB", "best_accuracy"),
     "ratio": ("precision", "fedavg_round", "fedbat_round", "fedbat_over_fedavg", "peak_MiB_of_ten_clients"),
     "parity": ("method", "dataset", "steps", "flipped", "dense", "same_bytes"),
+    "server": ("method", "apart"),
     "noise": ("sent", "pairs", "count", "worst", "five_sigma"),
     "free": ("dataset", "rounds", "bf16", "sequential", "apart", "bound"),
 }  # fmt: skip
@@ -16,6 +17,7 @@ TITLES = {
     "time": "Whole runs, each in a fresh process: seconds, recording of the steps included, loading of the data not",
     "ratio": "FedBAT binarizing in every step (phi=0) against FedAvg, in turn: seconds a round, MiB for ten clients",
     "parity": "One client's round in fp32 against the sequential engine on the same card",
+    "server": "Two uploads added on the card against the CPU: largest difference over largest value of a tensor",
     "noise": "What different clients draw in recorded steps: share of equal bits, minus one half",
     "free": "Free-running accuracy (mean of the last five rounds), bf16 against the sequential engine in fp32, by seed "
     "(made once, not anew with every change of the code)",

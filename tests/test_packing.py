@@ -9,14 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbat.packing import (
+    _add_by_table,
     add_signs,
     choose_rice_width,
+    in_one_buffer,
     look_up,
     num_bytes,
     pack_codes,
     pack_signs,
     rice_decode,
     rice_encode,
+    signs_on,
     unpack_codes,
     unpack_signs,
 )
@@ -63,6 +66,33 @@ def test_add_signs_reaches_a_strided_total(rng):
     whole = torch.zeros(42)
     add_signs(whole[::2], pack_signs(positive), 2.0)
     assert torch.equal(whole[::2], torch.where(positive, 2.0, -2.0)) and not whole[1::2].any()
+
+
+@pytest.mark.parametrize("d", SIZES)
+def test_a_gpu_would_add_the_same_signs(d, rng):
+    packed = pack_signs(torch.rand(d, generator=rng) < 0.5)
+    total = torch.randn(d, generator=rng)
+    by_table = total.clone()
+    add_signs(total, packed, 0.3)
+    _add_by_table(by_table, packed, signs_on(torch.device("cpu")) * 0.3)
+    assert torch.equal(by_table, total)
+
+
+def test_one_buffer_brings_tensors_of_all_kinds(rng):
+    tensors = [
+        torch.rand(3, 5, generator=rng) < 0.5, torch.randn(7, 2, generator=rng), torch.tensor(2.5), torch.arange(3),
+        torch.randn(0, 4), torch.randn(4, 6, generator=rng).T, torch.tensor(7, dtype=torch.uint8),
+    ]  # fmt: skip
+    sizes = []
+
+    def new_buffer(size):
+        sizes.append(size)
+        return torch.empty(size, dtype=torch.uint8)
+
+    found = in_one_buffer(tensors, new_buffer, torch.device("cpu"))
+    assert sizes == [sum(x.numel() * x.element_size() for x in tensors)]
+    assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, tensors, strict=True))
+    assert in_one_buffer([], new_buffer, torch.device("cpu")) == []
 
 
 @pytest.mark.parametrize("width", range(32))

@@ -4,7 +4,9 @@ Element i's bit j is bit `i * b + j` of the stream, and bit n of a stream is bit
 byte `n // 8`. Unused bits of the last byte are zero.
 """
 
+from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -55,14 +57,35 @@ def sent_to(device: torch.device, tensor: Tensor) -> Tensor:
     return tensor.to(device)
 
 
-def add_signs(total: Tensor, packed: Tensor, scale: float) -> None:
+def all_sent_to(device: torch.device, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """`sent_to` for many tensors by one copy: to launch one takes longer than a small tensor's way."""
+    if device.type == "cpu" or any(tensor.device.type != "cpu" for tensor in tensors):
+        return [sent_to(device, tensor) for tensor in tensors]
+    return in_one_buffer(tensors, lambda size: torch.empty(size, dtype=torch.uint8, pin_memory=True), device)
+
+
+def in_one_buffer(tensors: Sequence[Tensor], new_buffer: Callable[[int], Tensor], device: torch.device) -> list[Tensor]:
+    """Copies of the tensors on a device, which a buffer of so many bytes brings there."""
+    # Wide types first, so that each lies at a multiple of its own size.
+    order = sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())
+    stops = list(accumulate(tensors[i].numel() * tensors[i].element_size() for i in order))
+    spans = list(zip(order, [0, *stops], stops, strict=False))
+    buffer = new_buffer(stops[-1] if stops else 0)
+    for i, start, stop in spans:
+        buffer[start:stop].copy_(tensors[i].contiguous().reshape(-1).view(torch.uint8))
+    there = buffer.to(device, non_blocking=True)
+    found = {i: there[start:stop].view(tensors[i].dtype).view(tensors[i].shape) for i, start, stop in spans}
+    return [found[i] for i in range(len(tensors))]
+
+
+def add_signs(total: Tensor, packed: Tensor, scale: Tensor | float) -> None:
     """total += scale * (+1 or -1), in place, `total` flat.
 
     A byte is looked up in a table of its eight scaled signs, a block at a time so that the block stays in cache:
     about as fast as adding a dense vector.
     """
     if total.device.type != "cpu":
-        total.add_(unpack_signs(packed, total.numel()).to(total.dtype).mul_(2).sub_(1), alpha=scale)
+        _add_by_table(total, packed, signs_on(total.device) * scale)
         return
     table = signs_of_byte() * np.float32(scale)
     sums, bytes_ = total.numpy(), packed.numpy()
@@ -75,6 +98,16 @@ def add_signs(total: Tensor, packed: Tensor, scale: float) -> None:
         rows += np.take(table, bytes_[start : min(start + block, whole)], axis=0, out=scratch[: len(rows)], mode="clip")
     if total.numel() % 8:
         sums[whole * 8 :] += table[bytes_[whole]][: total.numel() % 8]
+
+
+def _add_by_table(total: Tensor, packed: Tensor, table: Tensor) -> None:
+    total.add_(table[packed.int()].view(-1)[: total.numel()])
+
+
+@cache
+def signs_on(device: torch.device) -> Tensor:
+    """`signs_of_byte` on a device."""
+    return torch.from_numpy(signs_of_byte()).to(device)
 
 
 def pack_codes(codes: npt.NDArray[np.unsignedinteger], width: int) -> Bytes:

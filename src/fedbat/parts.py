@@ -193,7 +193,7 @@ class Signs(Part):
         return values
 
     def add_to(self, total: Tensor, weight: float) -> None:
-        packing.add_signs(total, packing.sent_to(total.device, self.packed), float(self.scale * weight))
+        packing.add_signs(total, packing.sent_to(total.device, self.packed), self.scale * weight)
 
     def record(self) -> Record:
         """The word is the step size."""

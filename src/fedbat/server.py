@@ -1,11 +1,16 @@
 """The server's side of a round: decode one upload at a time, add it, forget it. Memory does not grow with clients."""
 
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from fedbat.errors import ConfigError, MethodError
 from fedbat.layout import Layout, layout_of, tensors_of
 from fedbat.method import Method, check_method
+from fedbat.packing import all_sent_to
+from fedbat.parts import Part
 from fedbat.streams import Tensors
 from fedbat.wire import Payload
 
@@ -21,17 +26,19 @@ class Aggregator:
             for entry in layout.compressed
         }
         for entry in layout.rest:  # small, many, and on the CPU when they arrive: there they are added
-            start = w[entry.name].to("cpu", copy=True)
             self._sums[entry.name] = (
-                start if entry.role == "max" else start.new_zeros(entry.numel, dtype=entry.wire_dtype)
+                w[entry.name].to("cpu", copy=True)
+                if entry.role == "max"
+                else torch.zeros(entry.numel, dtype=entry.wire_dtype, device="cpu")
             )
 
     def add(self, payload: Payload, weight: float) -> None:
         """Add one upload; p'_k needs the other weights only at the end."""
         if not 0 < weight < float("inf"):
             raise ConfigError(f"weight={weight}, expected a positive number such as the client's number of samples")
-        for name, part in payload.parts.items():
-            part.add_to(self._sums[name], weight)
+        for device, names in self._places(payload.parts).items():
+            for name, part in _parts_on(device, {name: payload.parts[name] for name in names}).items():
+                part.add_to(self._sums[name], weight)
         for entry in self.layout.rest:
             value, so_far = payload.rest[entry.name], self._sums[entry.name]
             if entry.role == "max":
@@ -44,19 +51,38 @@ class Aggregator:
         """The next global tensors."""
         if self.total_weight == 0:
             raise MethodError("no upload was added in this round; keep the old model, or add at least one")
-        result = {}
-        for entry in self.layout.rest:
-            name = entry.name
-            device = self.w[name].device
-            result[name] = (
-                self._sums[name].to(device) if entry.role == "max" else self.w[name] + self._mean(name).to(device)
-            )
+        change = {e.name: self._sums[e.name] if e.role == "max" else self._mean(e.name) for e in self.layout.rest}
+        for device, names in self._places(change).items():
+            change |= zip(names, all_sent_to(device, [change[name] for name in names]), strict=True)
+        result = {
+            entry.name: change[entry.name] if entry.role == "max" else self.w[entry.name] + change[entry.name]
+            for entry in self.layout.rest
+        }
         names = [entry.name for entry in self.layout.compressed]
         result |= self.method.aggregate({k: self.w[k] for k in names}, {k: self._mean(k) for k in names})
         return {entry.name: result[entry.name].to(entry.dtype) for entry in self.layout}
 
+    def _places(self, names: Iterable[str]) -> dict[torch.device, list[str]]:
+        """Which of these tensors lie where, nearly always all in one place."""
+        found: dict[torch.device, list[str]] = {}
+        for name in names:
+            found.setdefault(self.w[name].device, []).append(name)
+        return found
+
     def _mean(self, name: str) -> Tensor:
         return (self._sums[name] / self.total_weight).view(self.w[name].shape)
+
+
+def _parts_on(device: torch.device, parts: Mapping[str, Part]) -> dict[str, Part]:
+    """The parts with all their tensors on a device, brought there by one copy."""
+    if device.type == "cpu":  # where they are, when they have been read
+        return dict(parts)
+    fields = [(name, field) for name, part in parts.items() for field, x in vars(part).items() if torch.is_tensor(x)]
+    there = all_sent_to(device, [vars(parts[name])[field] for name, field in fields])
+    moved: dict[str, Tensors] = {name: {} for name in parts}
+    for (name, field), tensor in zip(fields, there, strict=True):
+        moved[name][field] = tensor
+    return {name: replace(part, **moved[name]) for name, part in parts.items()}  # type: ignore[type-var]
 
 
 def averaged(past: Tensors, w: Tensors, weight: float) -> Tensors:
