@@ -12,7 +12,6 @@ from fedbat.packing import (
     _add_by_table,
     add_signs,
     choose_rice_width,
-    in_one_buffer,
     look_up,
     num_bytes,
     pack_codes,
@@ -23,10 +22,11 @@ from fedbat.packing import (
     unpack_codes,
     unpack_signs,
 )
+from fedbat.transfer import in_one_buffer
 
 BLOCK = 1 << 16  # bytes of signs that add_signs handles at once
 SIZES = [*range(34), 8 * BLOCK - 1, 8 * BLOCK, 8 * BLOCK + 9]
-CODE_SIZES = [*range(18), 8191, 8192, 8193, 16391]  # unpack_codes handles 8192 at once
+CODE_SIZES = [*range(18), 65535, 65536, 65537, 131079]  # 65536 are handled at once
 
 
 def as_number(packed):

@@ -4,9 +4,7 @@ Element i's bit j is bit `i * b + j` of the stream, and bit n of a stream is bit
 byte `n // 8`. Unused bits of the last byte are zero.
 """
 
-from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +13,10 @@ from torch import Tensor
 
 Bytes = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
+
+
+_CODES = 1 << 16  # packed or unpacked at a time: what stays in cache
+_LANES = ((8, 0x0001_0001_0001_0001), (16, 0x0000_0001_0000_0001), (32, 1))  # bits, and a one in every second lane
 
 
 def num_bytes(nbits: int) -> int:
@@ -48,34 +50,6 @@ def signs_of_byte() -> npt.NDArray[np.float32]:
     """[256, 8]: the eight signs -1.0 / +1.0 that each byte stands for."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     return bits.astype(np.float32) * 2 - 1
-
-
-def sent_to(device: torch.device, tensor: Tensor) -> Tensor:
-    """The tensor on a device; a GPU is not waited for, however busy it is."""
-    if device.type == "cuda" and tensor.device.type == "cpu":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
-
-
-def all_sent_to(device: torch.device, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """`sent_to` for many tensors by one copy: to launch one takes longer than a small tensor's way."""
-    if device.type == "cpu" or any(tensor.device.type != "cpu" for tensor in tensors):
-        return [sent_to(device, tensor) for tensor in tensors]
-    return in_one_buffer(tensors, lambda size: torch.empty(size, dtype=torch.uint8, pin_memory=True), device)
-
-
-def in_one_buffer(tensors: Sequence[Tensor], new_buffer: Callable[[int], Tensor], device: torch.device) -> list[Tensor]:
-    """Copies of the tensors on a device, which a buffer of so many bytes brings there."""
-    # Wide types first, so that each lies at a multiple of its own size.
-    order = sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())
-    stops = list(accumulate(tensors[i].numel() * tensors[i].element_size() for i in order))
-    spans = list(zip(order, [0, *stops], stops, strict=False))
-    buffer = new_buffer(stops[-1] if stops else 0)
-    for i, start, stop in spans:
-        buffer[start:stop].copy_(tensors[i].contiguous().reshape(-1).view(torch.uint8))
-    there = buffer.to(device, non_blocking=True)
-    found = {i: there[start:stop].view(tensors[i].dtype).view(tensors[i].shape) for i, start, stop in spans}
-    return [found[i] for i in range(len(tensors))]
 
 
 def add_signs(total: Tensor, packed: Tensor, scale: Tensor | float) -> None:
@@ -112,6 +86,8 @@ def signs_on(device: torch.device) -> Tensor:
 
 def pack_codes(codes: npt.NDArray[np.unsignedinteger], width: int) -> Bytes:
     """Unsigned integers below 2^width as `width` bits each."""
+    if 0 < width <= 8:
+        return _pack_bytes(codes, width)
     bytes_ = codes.astype(codes.dtype.newbyteorder("<"), copy=False).view(np.uint8).reshape(len(codes), codes.itemsize)
     bits = np.unpackbits(bytes_, axis=1, bitorder="little")[:, :width]
     return np.packbits(bits, bitorder="little")
@@ -124,12 +100,49 @@ def unpack_codes(packed: Bytes, count: int, width: int) -> npt.NDArray[np.unsign
     """
     codes: npt.NDArray[np.unsignedinteger] = np.empty(count, np.uint8 if width <= 8 else np.uint32)
     place_values = (1 << np.arange(width)).astype(codes.dtype)
-    block = 1 << 13
-    for start in range(0, count, block):
-        rows = codes[start : start + block]
-        bits = np.unpackbits(packed[start * width // 8 :], count=len(rows) * width, bitorder="little")
-        np.matmul(bits.reshape(len(rows), width), place_values, out=rows)
+    for start in range(0, count, _CODES):
+        rows, left = codes[start : start + _CODES], packed[start * width // 8 :]
+        if 0 < width <= 8:
+            rows[:] = _unpack_bytes(left[: num_bytes(len(rows) * width)], width)[: len(rows)]
+        else:
+            bits = np.unpackbits(left, count=len(rows) * width, bitorder="little")
+            np.matmul(bits.reshape(len(rows), width), place_values, out=rows)
     return codes
+
+
+def _pack_bytes(codes: npt.NDArray[np.unsignedinteger], width: int) -> Bytes:
+    """Eight codes, a byte each, are one number of 64 bits: two close up, then two pairs, then two fours."""
+    packed = np.empty((-(-len(codes) // 8), width), np.uint8)
+    for start in range(0, len(packed), _CODES // 8):
+        rows = packed[start : start + _CODES // 8]
+        lanes = np.zeros(8 * len(rows), np.uint8)
+        some = codes[8 * start : 8 * (start + len(rows))]
+        lanes[: len(some)] = some
+        eights = lanes.view("<u8")
+        for bits, ones in _LANES:
+            low = _low(bits, ones)
+            eights = (eights & low) | (eights >> bits & low) << bits * width // 8
+        rows[:] = eights.view(np.uint8).reshape(-1, 8)[:, :width]
+    return packed.reshape(-1)[: num_bytes(len(codes) * width)]
+
+
+def _unpack_bytes(packed: Bytes, width: int) -> Bytes:
+    """The inverse, with up to seven zeros at the end."""
+    whole, tail = divmod(len(packed), width)
+    lanes = np.zeros((whole + (tail > 0), 8), np.uint8)
+    lanes[:whole, :width] = packed[: whole * width].reshape(-1, width)
+    lanes[whole:, :tail] = packed[whole * width :]
+    eights = lanes.view("<u8")
+    for bits, ones in reversed(_LANES):
+        used = bits * width // 8
+        low = _low(used, ones)
+        eights = (eights & low) | (eights >> used & low) << bits
+    return eights.view(np.uint8).reshape(-1)
+
+
+def _low(bits: int, ones: int) -> np.uint64:
+    """So many bits set in every second lane."""
+    return np.uint64(((1 << bits) - 1) * ones)
 
 
 def look_up(table: Tensor, codes: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 from fedbat import packing
 from fedbat.errors import WireError
 from fedbat.packing import num_bytes
+from fedbat.transfer import sent_to
 
 
 class Record(NamedTuple):
@@ -59,7 +60,7 @@ class Part(ABC):
 
     def add_to(self, total: Tensor, weight: float) -> None:
         """total += weight * unpack(), in place; `total` is flat and may lie on another device."""
-        total.add_(packing.sent_to(total.device, self.unpack()), alpha=weight)
+        total.add_(sent_to(total.device, self.unpack()), alpha=weight)
 
     @abstractmethod
     def record(self) -> Record:
@@ -193,7 +194,7 @@ class Signs(Part):
         return values
 
     def add_to(self, total: Tensor, weight: float) -> None:
-        packing.add_signs(total, packing.sent_to(total.device, self.packed), self.scale * weight)
+        packing.add_signs(total, sent_to(total.device, self.packed), self.scale * weight)
 
     def record(self) -> Record:
         """The word is the step size."""

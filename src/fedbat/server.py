@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from fedbat.errors import ConfigError, MethodError
 from fedbat.layout import Layout, layout_of, tensors_of
 from fedbat.method import Method, check_method
-from fedbat.packing import all_sent_to
 from fedbat.parts import Part
 from fedbat.streams import Tensors
+from fedbat.transfer import all_sent_to
 from fedbat.wire import Payload
 
 
