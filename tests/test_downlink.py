@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from fedbat import Payload, layout_of
 from fedbat.channels import WIDTHS, Channels, unit_levels
 from fedbat.checkpoint import Checkpoint
-from fedbat.downlink import DOWNLINKS, FOLLOW, FULL, Public
+from fedbat.downlink import DOWNLINKS, FOLLOW, FULL, Public, snapshot
 from fedbat.engine import SequentialEngine
 from fedbat.errors import ConfigError, WireError
 from fedbat.experiment import Experiment, prepare
@@ -87,6 +87,17 @@ def test_what_clients_receive_is_what_the_bytes_say(down):
     assert [(k, x.dtype, x.shape) for k, x in sent.w.items()] == [(k, x.dtype, x.shape) for k, x in w.items()]
     bits = 8 * sent.num_bytes / sum(entry.numel for entry in layout)
     assert int(down) <= bits < int(down) + 0.35 and (sent.w is w) == (down == FULL)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_snapshot_that_is_not_packed_is_the_one_that_is(width):
+    odd = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3), torch.nn.BatchNorm2d(5), torch.nn.Linear(7, 3))
+    odd = odd.to(memory_format=torch.channels_last)
+    of_odd = layout_of(odd, {"*.bias": "compress"})
+    for layout, w in (some_model(), (of_odd, tensors_of(odd, of_odd))):
+        raw, sent = snapshot(layout, w, width, 3), DOWNLINKS[str(width)].publish(layout, w, None, 3)
+        assert sent.num_bytes == len(raw)
+        assert all(torch.equal(sent.w[k], x) for k, x in Payload.from_bytes(raw, layout).values().items())
 
 
 def run(**changes):

@@ -1,6 +1,7 @@
 """A weight tensor in a few bits, one scale for each output channel: how a model goes down to the clients."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar, Self
@@ -33,8 +34,7 @@ class Channels(Part):
         """
         if not x.numel():
             return cls(x.new_empty(0, dtype=torch.uint8), x.new_empty(0, dtype=torch.float32), width)
-        channels = x.shape[0] if x.dim() > 1 else 1
-        rows = x.detach().float().reshape(channels, -1)
+        rows = x.detach().float().reshape(num_channels(x.shape), -1)
         levels = unit_levels(width).to(x.device)
         edges = (levels[1:] + levels[:-1]) / 2
         if width > _FEW:
@@ -90,6 +90,16 @@ class Channels(Part):
 
 
 KINDS[Channels.KIND] = Channels
+
+
+def num_channels(shape: Sequence[int]) -> int:
+    """Parts of a tensor that have a scale of their own."""
+    return (shape[0] if len(shape) > 1 else 1) if math.prod(shape) else 0
+
+
+def body_bytes(shape: Sequence[int], width: int) -> int:
+    """Of the part of a tensor of this shape."""
+    return 4 * num_channels(shape) + packing.num_bytes(width * math.prod(shape))
 
 
 @cache

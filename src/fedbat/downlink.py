@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from fedbat.channels import WIDTHS, Channels
+from fedbat.channels import WIDTHS, Channels, body_bytes
 from fedbat.errors import ConfigError
 from fedbat.following import Follower, message_bytes
 from fedbat.layout import Layout
 from fedbat.parts import Part
 from fedbat.streams import Tensors
-from fedbat.wire import Payload
+from fedbat.wire import Payload, upload_bytes
 
 
 class Public(NamedTuple):
@@ -46,9 +46,9 @@ class Snapshot(Whole):
     width: int
 
     def publish(self, layout: Layout, w: Tensors, before: Public | None, version: int) -> Public:
-        """As clients unpack it."""
-        raw = snapshot(layout, w, self.width, version)
-        return Public(Payload.from_bytes(raw, layout).values(), len(raw))
+        """As clients unpack it; bytes that nobody sends are only counted."""
+        size = upload_bytes(layout, lambda entry: body_bytes(entry.shape, self.width))
+        return Public(_quantized(layout, w, self.width, version).values(), size)
 
 
 class Follow(Whole):
@@ -95,5 +95,9 @@ def whole_bytes(layout: Layout) -> int:
 
 def snapshot(layout: Layout, w: Tensors, width: int, version: int = 0) -> bytes:
     """The model in a few bits a weight, packed; all other tensors as they are."""
+    return _quantized(layout, w, width, version).to_bytes()
+
+
+def _quantized(layout: Layout, w: Tensors, width: int, version: int) -> Payload:
     parts: dict[str, Part] = {entry.name: Channels.of(w[entry.name], width) for entry in layout.compressed}
-    return Payload(layout, parts, {entry.name: w[entry.name] for entry in layout.rest}, version).to_bytes()
+    return Payload(layout, parts, {entry.name: w[entry.name] for entry in layout.rest}, version)

@@ -17,7 +17,7 @@ it allocates is bounded by the layout's tensors and by the bytes that are there,
 
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -110,16 +110,20 @@ class Payload:
         return Payload(layout, parts, rest, found_context)
 
 
-def dense_upload_bytes(layout: Layout) -> int:
-    """Length of an upload that compresses nothing: what FedAvg sends."""
-    parts = sum(_RECORD.size + 4 * entry.numel for entry in layout.compressed)
+def upload_bytes(layout: Layout, body: Callable[[Entry], int]) -> int:
+    """Length of an upload in which the part of a tensor has a body of so many bytes."""
+    parts = sum(_RECORD.size + body(entry) for entry in layout.compressed)
     return HEADER_BYTES + parts + sum(entry.nbytes for entry in layout.rest)
+
+
+def dense_upload_bytes(layout: Layout) -> int:
+    """Of one that compresses nothing: what FedAvg sends."""
+    return upload_bytes(layout, lambda entry: 4 * entry.numel)
 
 
 def signs_upload_bytes(layout: Layout) -> int:
-    """Length of an upload with a sign and a step size for what is compressed."""
-    parts = sum(_RECORD.size + num_bytes(entry.numel) for entry in layout.compressed)
-    return HEADER_BYTES + parts + sum(entry.nbytes for entry in layout.rest)
+    """Of one with a sign and a step size for what is compressed."""
+    return upload_bytes(layout, lambda entry: num_bytes(entry.numel))
 
 
 def split_payloads(data: memoryview) -> Iterator[memoryview]:
