@@ -67,7 +67,7 @@ class Channels(Part):
     def body(self) -> bytes:
         """The scales, then the codes."""
         codes = packing.pack_codes(self.codes.cpu().numpy(), self.width)
-        return self.scales.cpu().numpy().astype("<f4").tobytes() + codes.tobytes()
+        return self.scales.cpu().numpy().astype("<f4", copy=False).tobytes() + codes.tobytes()
 
     @classmethod
     def parse(cls, record: Record, numel: int, reader: Reader) -> Self:

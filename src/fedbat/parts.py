@@ -147,7 +147,7 @@ class Dense(Part):
         return Record(self.KIND, 0, 0)
 
     def body(self) -> bytes:
-        return self.values.cpu().numpy().astype("<f4").tobytes()
+        return self.values.cpu().numpy().astype("<f4", copy=False).tobytes()
 
     @classmethod
     def parse(cls, record: Record, numel: int, reader: Reader) -> Self:
@@ -244,7 +244,7 @@ class Sparse(Part):
     def body(self) -> bytes:
         """u32 length of the unary stream, low bits, unary stream, values."""
         _, low, unary = self._coded()
-        values = self.values.cpu().numpy().astype("<f4").tobytes()
+        values = self.values.cpu().numpy().astype("<f4", copy=False).tobytes()
         return struct.pack("<I", len(unary)) + low.tobytes() + unary.tobytes() + values
 
     @classmethod
