@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import multiprocessing
+import shutil
 import time
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from fedbat.reproduce.pace import Machine, Pace
 from fedbat.reproduce.record import publish
 from fedbat.reproduce.report import render
 from fedbat.reproduce.results import Results, duel, orderings
-from fedbat.reproduce.sweep import Settings, _claimed, _TooSlow, _Watch, sweep
+from fedbat.reproduce.sweep import Settings, _claimed, _left, _TooSlow, _Watch, sweep
 from fedbat.simulation import Round
 from tests.made_up import EXPERIMENTS, quiet, small_book
 
@@ -231,6 +232,30 @@ def test_a_cell_that_another_process_has_is_left_to_it(book, settings):
         process.join(60)
         assert process.exitcode == 0
     assert sweep(cells, settings, quiet).run == cells
+
+
+def test_progress_is_that_of_the_whole_sweep(book, settings):
+    """What other processes have recorded meanwhile is done."""
+    cells, said = book.cells("small", [0], {"split": "iid"}), []
+    other = dataclasses.replace(settings, results=settings.work / "other")
+    sweep(cells[1:], other, quiet)
+
+    def say(text):
+        said.append(text)
+        if text.startswith(str(cells[0].folder)):
+            shutil.copytree(other.results / cells[1].folder, settings.results / cells[1].folder, dirs_exist_ok=True)
+
+    outcome = sweep(cells, settings, say)
+    assert outcome.run == cells[:1] and outcome.done == cells[1:]
+    progress = [text for text in said if "cells done" in text]
+    assert progress == ["0 of 2 cells done, 0 s and 2 cells of unknown length left", "2 of 2 cells done, 0 s left"]
+
+
+def test_processes_share_the_time_that_is_left(settings):
+    cell, pace = Cell(Experiment(dataset="fmnist").resolved()), Pace(Machine("cpu", "fp32"))
+    pace.observe(configuration(cell.experiment), 11.95)  # 1195 s for 100 rounds, and five to begin
+    assert _left([cell], pace, settings) == "20 min left"
+    assert _left([cell], pace, dataclasses.replace(settings, jobs=2)) == "10 min left"
 
 
 def _expect_nothing_to_run(cells, settings):
