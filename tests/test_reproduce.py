@@ -55,7 +55,7 @@ def book(tmp_path):
     files = {
         "small.toml": SMALL,
         "order.toml": '[[part]]\ntable = "small"\nseeds = [0, 1]\n',
-        "notes.toml": '[[note]]\nonly = { method = "fedbat" }\ntext = "A finding."\n',
+        "notes.toml": '[[note]]\nonly = { method = "fedbat" }\ntext = "A finding."\n[data]\nfmnist-mini = "a subset"\n',
         "paper/small.csv": numbers + "fmnist-mini,12,iid,fedbat,40.0,\n",
     }
     return small_book(tmp_path / "experiments", files)
@@ -395,6 +395,7 @@ def test_the_page_shows_what_was_run_and_leaves_the_rest_empty(book, settings):
     mean = sum(record.best for record in records) / 2
     assert f"| {mean:.2f} ± " in rows[1] and f"| {mean - 40:+.2f} |" in rows[1]
     assert "*fedbat, iid*: A finding." in page and "cells run, of all | 1 of 4 |" in page
+    assert "| Small | 12 | 1 of 4 | 2 |" in page and "The data set *fmnist-mini* here is a subset." in page
 
 
 def test_the_same_records_give_the_same_pictures(tmp_path):
