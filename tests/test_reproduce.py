@@ -23,7 +23,7 @@ from fedbat.reproduce.cells import canonical, configuration, identity
 from fedbat.reproduce.figures import draw_figures
 from fedbat.reproduce.pace import Machine, Pace
 from fedbat.reproduce.record import publish
-from fedbat.reproduce.report import render
+from fedbat.reproduce.report import AGAINST, render
 from fedbat.reproduce.results import Results, duel, orderings
 from fedbat.reproduce.sweep import Settings, _claimed, _left, _TooSlow, _Watch, sweep
 from fedbat.simulation import Round
@@ -375,6 +375,11 @@ def test_results_are_means_over_seeds_beside_the_paper():
     assert met[:3] == (1, 0, 0) and met.difference == pytest.approx(-1.5)
     assert met.difference_in_paper == pytest.approx(-0.2)
     assert duel(results.columns(), "fedbat", "zerofl") is None
+
+
+def test_fedbat_is_set_against_fedavg_and_every_one_bit_baseline():
+    methods = {row.point["method"] for name in ("table1", "table5") for row in BOOK.tables[name].rows}
+    assert set(AGAINST) == methods - {"fedbat", "fedpaq bits=3", "fedpaq bits=4", "bifl-full"}  # which send more
 
 
 def test_orderings_count_the_pairs_the_paper_ranks():

@@ -16,7 +16,7 @@ from fedbat.reproduce.tables import Book, Row, Table, matches
 from fedbat.reproduce.theory import section as theory
 from fedbat.reproduce.verdicts import EVIDENCE, HEADER, claim_row, count_verdicts, evidence_rows, missing
 
-AGAINST = ("fedavg", "signsgd", "ef-signsgd", "noisy-signsgd", "stoc-signsgd", "zerofl")
+AGAINST = ("fedavg", "signsgd", "ef-signsgd", "noisy-signsgd", "stoc-signsgd", "zerofl", "bifl")
 _OPEN, _CLAIMS = "To be looked into", "Claims of the paper"
 _COLUMNS = ("split", "method", "paper", "ours", "n", "difference", "last ten", "bytes up", "bit/param", "seconds")
 _WORDS = ("split", "method")
