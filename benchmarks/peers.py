@@ -10,7 +10,8 @@ as its quickstart runs it; the contenders take turns `--repeats` times. A round'
 each process's first, which is printed apart; starting up is not counted at all.
 
 `make peers` installs the peers (flwr[simulation], pfl) into an environment of their own; a missing one is named.
-On a GPU, what runs in one process is compared: the loop, pfl and this engine in fp32.
+On a GPU, what runs in one process is compared: the loop and pfl, with PyTorch's default of TF32 in convolutions, and
+this engine in fp32.
 """
 
 import argparse

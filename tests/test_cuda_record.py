@@ -34,5 +34,14 @@ def test_the_needed_checks_are_there():
     assert {path.stem for path in RECORDS} >= NEEDED
 
 
+def test_whole_runs_take_no_longer_than_was_aimed_at():
+    """docs/performance.md says that these aims are reached."""
+    rows = json.loads((cuda_page.FOLDER / "time.json").read_text())["rows"]
+    seconds = {(row["dataset"], row["partition"], row["model"]): row["seconds"] for row in rows}
+    assert seconds["fmnist", "iid", "cnn"] <= 20
+    assert seconds["fmnist", "dirichlet", "cnn"] <= 1.5 * seconds["fmnist", "iid", "cnn"]
+    assert seconds["cifar10", "iid", "resnet10-narrow"] <= 75 and seconds["cifar10", "iid", "resnet10"] <= 100
+
+
 def test_the_page_is_what_the_records_say():
     assert (cuda_page.FOLDER / "README.md").read_text() == cuda_page.page()

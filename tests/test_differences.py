@@ -57,7 +57,7 @@ def test_differences_have_the_interval_of_paired_seeds():
 def test_sentences_follow_from_the_numbers(by, effect):
     said = sentence(switched(by))
     assert said.startswith(f"`weights=batches` instead of `weights=samples`: {effect}")
-    assert said.endswith("on fmnist non-iid-1 with fedavg; 1 of 2 not run yet.")
+    assert said.endswith("on fmnist non-iid-1 with fedavg; 3 of 4 not run yet.")
 
 
 def test_the_page_of_differences_sets_runs_of_the_same_seed_against_each_other():

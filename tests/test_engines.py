@@ -165,9 +165,17 @@ def test_engine_is_chosen_by_what_is_there(monkeypatch):
         with closing(make_engine(federation, name)) as engine:
             assert type(engine) is expected
     assert isinstance(make_engine(federation, device="cpu"), SequentialEngine)
-    for wrong in ({"name": "cuda"}, {"device": "cuda"}, {"precision": "bf16"}, {"name": "nope"}):
+    for wrong in ({"name": "cuda"}, {"device": "cuda"}, {"precision": "bf16"}, {"name": "nope"}, {"device": "nope"}):
         with pytest.raises(ConfigError):
             make_engine(federation, **wrong)
+
+
+def test_beside_a_gpu_the_cpu_is_had_by_asking_for_it(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert isinstance(make_engine(prepare(SMALL), device="cpu"), SequentialEngine)
+    for wrong in ({"name": "cuda", "device": "cpu"}, {"device": "cpu", "precision": "bf16"}):
+        with pytest.raises(ConfigError, match=r"cpu|CPU"):
+            make_engine(prepare(SMALL), **wrong)
 
 
 def test_cores_are_those_we_are_bound_to():

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import multiprocessing
+import shutil
 import time
 from pathlib import Path
 
@@ -22,9 +23,9 @@ from fedbat.reproduce.cells import canonical, configuration, identity
 from fedbat.reproduce.figures import draw_figures
 from fedbat.reproduce.pace import Machine, Pace
 from fedbat.reproduce.record import publish
-from fedbat.reproduce.report import render
+from fedbat.reproduce.report import AGAINST, render
 from fedbat.reproduce.results import Results, duel, orderings
-from fedbat.reproduce.sweep import Settings, _claimed, _TooSlow, _Watch, sweep
+from fedbat.reproduce.sweep import Settings, _claimed, _left, _TooSlow, _Watch, sweep
 from fedbat.simulation import Round
 from tests.made_up import EXPERIMENTS, quiet, small_book
 
@@ -54,7 +55,7 @@ def book(tmp_path):
     files = {
         "small.toml": SMALL,
         "order.toml": '[[part]]\ntable = "small"\nseeds = [0, 1]\n',
-        "notes.toml": '[[note]]\nonly = { method = "fedbat" }\ntext = "A finding."\n',
+        "notes.toml": '[[note]]\nonly = { method = "fedbat" }\ntext = "A finding."\n[data]\nfmnist-mini = "a subset"\n',
         "paper/small.csv": numbers + "fmnist-mini,12,iid,fedbat,40.0,\n",
     }
     return small_book(tmp_path / "experiments", files)
@@ -233,6 +234,30 @@ def test_a_cell_that_another_process_has_is_left_to_it(book, settings):
     assert sweep(cells, settings, quiet).run == cells
 
 
+def test_progress_is_that_of_the_whole_sweep(book, settings):
+    """What other processes have recorded meanwhile is done."""
+    cells, said = book.cells("small", [0], {"split": "iid"}), []
+    other = dataclasses.replace(settings, results=settings.work / "other")
+    sweep(cells[1:], other, quiet)
+
+    def say(text):
+        said.append(text)
+        if text.startswith(str(cells[0].folder)):
+            shutil.copytree(other.results / cells[1].folder, settings.results / cells[1].folder, dirs_exist_ok=True)
+
+    outcome = sweep(cells, settings, say)
+    assert outcome.run == cells[:1] and outcome.done == cells[1:]
+    progress = [text for text in said if "cells done" in text]
+    assert progress == ["0 of 2 cells done, 0 s and 2 cells of unknown length left", "2 of 2 cells done, 0 s left"]
+
+
+def test_processes_share_the_time_that_is_left(settings):
+    cell, pace = Cell(Experiment(dataset="fmnist").resolved()), Pace(Machine("cpu", "fp32"))
+    pace.observe(configuration(cell.experiment), 11.95)  # 1195 s for 100 rounds, and five to begin
+    assert _left([cell], pace, settings) == "20 min left"
+    assert _left([cell], pace, dataclasses.replace(settings, jobs=2)) == "10 min left"
+
+
 def _expect_nothing_to_run(cells, settings):
     torch.set_num_threads(1)
     assert sweep(cells, settings, quiet).waiting == cells
@@ -352,6 +377,11 @@ def test_results_are_means_over_seeds_beside_the_paper():
     assert duel(results.columns(), "fedbat", "zerofl") is None
 
 
+def test_fedbat_is_set_against_fedavg_and_every_one_bit_baseline():
+    methods = {row.point["method"] for name in ("table1", "table5") for row in BOOK.tables[name].rows}
+    assert set(AGAINST) == methods - {"fedbat", "fedpaq bits=3", "fedpaq bits=4", "bifl-full"}  # which send more
+
+
 def test_orderings_count_the_pairs_the_paper_ranks():
     """Of three methods, paper 92.0 > 91.8 > 90.3; here the first two change places."""
     results = Results(BOOK, Records(tuple(_record({"fedavg": 0.90, "fedbat": 0.91, "signsgd": 0.85}))))
@@ -370,6 +400,7 @@ def test_the_page_shows_what_was_run_and_leaves_the_rest_empty(book, settings):
     mean = sum(record.best for record in records) / 2
     assert f"| {mean:.2f} ± " in rows[1] and f"| {mean - 40:+.2f} |" in rows[1]
     assert "*fedbat, iid*: A finding." in page and "cells run, of all | 1 of 4 |" in page
+    assert "| Small | 12 | 1 of 4 | 2 |" in page and "The data set *fmnist-mini* here is a subset." in page
 
 
 def test_the_same_records_give_the_same_pictures(tmp_path):

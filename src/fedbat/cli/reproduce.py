@@ -29,7 +29,9 @@ def reproduce(
         bool, typer.Option("--write", help="Write RESULTS.md, the figures and the blocks of docs/ anew.")
     ] = False,
     claims: Annotated[bool, typer.Option("--claims", help="Judge the paper's claims by the records.")] = False,
-    seeds: Annotated[str | None, typer.Option(help="Comma-separated. Default: 0.", show_default=False)] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Comma-separated. Default: 0; of all, those in order.toml.", show_default=False)
+    ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(

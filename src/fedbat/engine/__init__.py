@@ -39,8 +39,8 @@ def _cuda(federation: Federation, asked: Asked) -> Engine:
 
 
 def _auto(federation: Federation, asked: Asked) -> Engine:
-    """The GPU where there is one, else the cores there are, unless a device says where to be sequential."""
-    make = _cuda if torch.cuda.is_available() else _cpu if asked.device is None else _sequential
+    """The GPU where there is one, else the cores there are; --device cpu asks for the sequential engine there."""
+    make = _sequential if asked.device == "cpu" else _cuda if torch.cuda.is_available() else _cpu
     return make(federation, asked)
 
 
@@ -53,11 +53,15 @@ def check_engine(name: str, device: str | None, precision: str) -> None:
         raise ConfigError(f"unknown engine {name!r}; choose from {', '.join(ENGINES)}")
     if precision not in get_args(Precision):
         raise ConfigError(f"--precision is {precision!r}; choose from {', '.join(get_args(Precision))}")
+    if device is not None and device.partition(":")[0] not in ("cpu", "cuda"):
+        raise ConfigError(f"--device is {device!r}; choose from cpu, cuda")
     if (name == "cuda" or (device or "").startswith("cuda")) and not torch.cuda.is_available():
         raise ConfigError("cuda was asked for, but PyTorch finds no NVIDIA GPU here; use --engine auto")
     if name == "cpu" and device not in (None, "cpu"):
         raise ConfigError(f"--device {device} does not go with --engine cpu; use --engine sequential or cuda")
-    if precision != "fp32" and not _is_cuda(name):
+    if name == "cuda" and device == "cpu":
+        raise ConfigError("--device cpu does not go with --engine cuda; use --engine cpu or sequential")
+    if precision != "fp32" and not _is_cuda(name, device):
         raise ConfigError(f"--precision {precision} is for the cuda engine; on the CPU use fp32")
 
 
@@ -73,5 +77,5 @@ def make_engine(
     return ENGINES[name](federation, Asked(device, precision, workers))
 
 
-def _is_cuda(name: str) -> bool:
-    return name == "cuda" or (name == "auto" and torch.cuda.is_available())
+def _is_cuda(name: str, device: str | None) -> bool:
+    return name == "cuda" or (name == "auto" and device != "cpu" and torch.cuda.is_available())

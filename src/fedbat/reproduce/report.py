@@ -16,7 +16,7 @@ from fedbat.reproduce.tables import Book, Row, Table, matches
 from fedbat.reproduce.theory import section as theory
 from fedbat.reproduce.verdicts import EVIDENCE, HEADER, claim_row, count_verdicts, evidence_rows, missing
 
-AGAINST = ("fedavg", "signsgd", "ef-signsgd", "noisy-signsgd", "stoc-signsgd", "zerofl")
+AGAINST = ("fedavg", "signsgd", "ef-signsgd", "noisy-signsgd", "stoc-signsgd", "zerofl", "bifl")
 _OPEN, _CLAIMS = "To be looked into", "Claims of the paper"
 _COLUMNS = ("split", "method", "paper", "ours", "n", "difference", "last ten", "bytes up", "bit/param", "seconds")
 _WORDS = ("split", "method")
@@ -35,7 +35,8 @@ def render(book: Book, records: Records, figures: Path) -> str:
             f"Protocol: {book.protocol.title} (`experiments/protocols.toml`).",
             "",
             *_summary(results, records, findings, len(open_)),
-            *_how_to_read(),
+            *_reached(book, results),
+            *_how_to_read(book),
             *itertools.chain.from_iterable(_section(found, book, results, figures) for found in _in_order(book)),
             *_to_be_looked_into(open_),
             *_claims(findings),
@@ -48,7 +49,23 @@ def _in_order(book: Book) -> list[Table]:
     return sorted(book.tables.values(), key=lambda table: (table.label is None, bool(table.trials)))
 
 
-def _how_to_read() -> list[str]:
+def _reached(book: Book, results: Results) -> Iterator[str]:
+    """How much of each table has been run, by number of clients; figures show cells of tables."""
+    rows = []
+    for found in _in_order(book):
+        by_clients: dict[str, dict[str, Result | None]] = {}
+        for row in found.rows if found.view != "curves" else ():
+            by_clients.setdefault(row.point["clients"], {})[row.identity] = results.of(row)
+        for clients, cells in by_clients.items():
+            run = [result for result in cells.values() if result is not None]
+            rows.append([found.title, clients, share(len(run), len(cells)), str(sum(len(r.records) for r in run))])
+        if found.trials:
+            done = len(results.trials.keys() & set(found.trials))
+            rows.append([found.title, "", share(done, len(found.trials)), str(done)])
+    yield from table(("what was reached", "clients", "cells run", "runs"), rows, ["what was reached"])
+
+
+def _how_to_read(book: Book) -> list[str]:
     return [
         "## How to read the tables",
         "",
@@ -58,6 +75,7 @@ def _how_to_read() -> list[str]:
         "packed, BatchNorm and header included; *seconds* is one whole run. A row without figures has not been run",
         "yet; a table of which nothing has been run is only named.",
         "",
+        *(line for name, words in book.data.items() for line in (f"The data set *{name}* here is {words}.", "")),
     ]
 
 

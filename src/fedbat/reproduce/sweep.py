@@ -88,16 +88,18 @@ def sweep(cells: Sequence[Cell], settings: Settings, say: Callable[[str], None])
     outcome = Outcome(done=[cell for cell in cells if records.get(cell.identity) is not None])
     total = len(outcome.done) + len(pending)
 
-    def say_progress(left: Sequence[Cell]) -> None:
-        say(f"{len(outcome.done) + len(outcome.run)} of {total} cells done, {_left(left, pace, settings)}")
+    def say_progress() -> None:
+        """Of the whole sweep: other processes run cells of this list, too."""
+        left = [cell for cell in pending if not _is_recorded(cell, settings)]
+        say(f"{total - len(left)} of {total} cells done, {_left(left, pace, settings)}")
 
-    say_progress(pending)
-    for position, cell in enumerate(pending, start=1):
+    say_progress()
+    for cell in pending:
         with _claimed(settings.work / cell.folder) as mine:
             fate = _attempt(cell, settings, pace, say) if mine else "waiting"
         outcome.add(fate, cell)
         if fate == "run":
-            say_progress(pending[position:])
+            say_progress()
     say(str(outcome))
     return outcome
 
@@ -105,7 +107,7 @@ def sweep(cells: Sequence[Cell], settings: Settings, say: Callable[[str], None])
 def _attempt(cell: Cell, settings: Settings, pace: Pace, say: Callable[[str], None]) -> Fate:
     """Begin or continue a cell if there is time for it, and publish what is whole."""
     folder, target = settings.work / cell.folder, settings.results / cell.folder
-    if Records.load(target).get(cell.identity) is not None:
+    if _is_recorded(cell, settings):
         return "done"  # by another process, since this one looked
     rounds = _rounds_left(cell, settings)
     seconds = pace.seconds(cell.experiment, rounds)
@@ -188,6 +190,10 @@ def _claimed(folder: Path) -> AbstractContextManager[bool]:
     return holding(folder.with_name(folder.name + ".lock"))
 
 
+def _is_recorded(cell: Cell, settings: Settings) -> bool:
+    return Records.load(settings.results / cell.folder).get(cell.identity) is not None
+
+
 def _rounds_left(cell: Cell, settings: Settings) -> int:
     assert cell.experiment.rounds is not None
     folder = settings.work / cell.folder
@@ -198,7 +204,7 @@ def _left(cells: Sequence[Cell], pace: Pace, settings: Settings) -> str:
     times = [pace.seconds(cell.experiment, _rounds_left(cell, settings)) for cell in cells]
     known = [_START + seconds for seconds in times if seconds is not None]
     unknown = "" if len(known) == len(times) else f" and {len(times) - len(known)} cells of unknown length"
-    return f"{_duration(sum(known))}{unknown} left"
+    return f"{_duration(sum(known) / settings.jobs)}{unknown} left"
 
 
 def _duration(seconds: float) -> str:

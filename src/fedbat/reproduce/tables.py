@@ -138,6 +138,7 @@ class Book:
     order: tuple[Part, ...]
     notes: tuple[Note, ...]
     protocol: Protocol
+    data: Mapping[str, str]  # what is to be known of a data set, in words
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
@@ -202,7 +203,7 @@ def load_book(folder: Path, protocol: str = PROTOCOL) -> Book:
         raise ConfigError(f"{folder / 'order.toml'} names {', '.join(missing)}, which is no file there; add it")
     tables = {name: _table(folder, name, files[name], chosen) for name in names}
     notes = tuple(Note(**note) for note in files["notes"].get("note", []))
-    book = Book(folder, tables, order, notes, chosen)
+    book = Book(folder, tables, order, notes, chosen, files["notes"].get("data", {}))
     for only in [part.only for part in order] + [note.only for note in notes]:
         book.check(only)
     return book
