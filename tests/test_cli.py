@@ -252,3 +252,11 @@ def test_methods_and_data_and_version(fedbat_here, tmp_path):
 def test_help_has_examples(command, fedbat_here):
     text = fedbat_here(*command, "--help", check=0).stdout
     assert "Example" in text and "fedbat " + " ".join(command) in text
+
+
+@pytest.mark.parametrize(
+    "command, words", [("resume", "Of an unfinished run"), ("report", "Folders of runs"), ("reproduce", "A table")]
+)
+def test_help_tells_what_arguments_are(command, words, fedbat_here):
+    text = fedbat_here(command, "--help", check=0).stdout
+    assert words in text.split("Arguments")[1].split("Options")[0]

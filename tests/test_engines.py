@@ -17,7 +17,7 @@ from torch import nn
 
 from fedbat import METHODS, Payload
 from fedbat.engine import CpuEngine, CudaEngine, SequentialEngine, make_engine
-from fedbat.engine.base import Lost
+from fedbat.engine.base import Lost, arithmetic
 from fedbat.engine.workers import Died, Workers, usable_cores
 from fedbat.errors import ConfigError, FedbatError
 from fedbat.experiment import Experiment, prepare
@@ -274,3 +274,17 @@ def test_workers_die_with_their_parent():
     while any(Path(f"/proc/{child}").exists() for child in children):
         assert time.time() < deadline
         time.sleep(0.05)
+
+
+def test_the_sequential_engine_computes_in_full_float32_on_any_device():
+    seen = []
+    federation = prepare(dataclasses.replace(SMALL, rounds=1, per_round=1))
+    engine = SequentialEngine(federation)
+    engine.model.register_forward_hook(
+        lambda *_: seen.append((torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32))
+    )
+    with arithmetic(tf32=True):
+        for _ in rounds(federation, engine, initial_state(federation)):
+            pass
+        assert torch.backends.cudnn.allow_tf32
+    assert set(seen) == {(False, False)}

@@ -1,6 +1,7 @@
 """The contract between a simulation and the engine that computes for it."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import torch
@@ -55,3 +56,15 @@ class Engine(Protocol):
     def close(self) -> None:
         """Give back whatever outlives a round; no call may follow."""
         ...
+
+
+@contextmanager
+def arithmetic(tf32: bool) -> Iterator[None]:
+    """Whether GPUs may multiply float32 as TF32, which PyTorch lets convolutions do by default."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32
+    cudnn.allow_tf32, matmul.allow_tf32 = tf32, tf32
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32 = before

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedbat.data import augment, normalize
-from fedbat.engine.base import ClientResult, Evaluation
+from fedbat.engine.base import ClientResult, Evaluation, arithmetic
 from fedbat.engine.memory import keep_freed_memory
 from fedbat.experiment import Federation
 from fedbat.layout import tensors_of
@@ -101,6 +101,7 @@ class SequentialEngine:
     def close(self) -> None:
         """Nothing to give back."""
 
+    @arithmetic(tf32=False)
     def _train_one(self, w: Tensors, round_: int, client: int, memory: Tensors) -> ClientResult:
         federation, experiment = self.federation, self.federation.experiment
         seed, start = experiment.seed, time.perf_counter()
@@ -144,6 +145,7 @@ class SequentialEngine:
         seen = tested(self.federation, w)
         return evaluation_of((self.test(seen, n) for n in range(num_test_batches(self.federation))), self.federation)
 
+    @arithmetic(tf32=False)
     @torch.no_grad()
     def test(self, w: Tensors, number: int) -> Score:
         """The model with the weights w on one batch of the test set."""
