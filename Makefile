@@ -28,6 +28,7 @@ format: $(READY)  ## rewrite the sources as `check` wants them
 bench: $(READY)  ## the speed figures of docs/performance.md
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/wire.py
+	$(BIN)/python benchmarks/rotation.py
 
 results: $(READY)  ## RESULTS.md, the figures and what docs/ say of the records, anew
 	$(BIN)/fedbat reproduce --write

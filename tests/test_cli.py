@@ -57,15 +57,21 @@ def test_compare_ends_in_a_table_and_a_picture(tmp_path):
         assert float(less_up.removesuffix("x")) == pytest.approx(whole / up_bytes, abs=0.06)
         assert float(less.removesuffix("x")) == pytest.approx(2 * whole / (up_bytes + down_bytes), abs=0.06)
         assert summary["uplink_saving"] == pytest.approx(whole / up_bytes)
-    assert str(out / "compare.png") in done.stdout
+    assert str(out / "compare.png") in done.stdout and "received" not in done.stdout
 
 
 def test_compare_sets_downlinks_side_by_side_and_prices_them(fedbat_here, tmp_path):
     out, on = tmp_path / "out", ("--link", "up=1,down=8,compute=2x", "--target", "0.01")
-    plan = ("--rounds", 3, "--methods", "fedavg,fedbat", "--down", "32,follow")
+    plan = ("--rounds", 3, "--methods", "fedavg,fedbat", "--down", "32,follow", "--average", 0.5)
     done = fedbat("compare", *FAST, *plan, *on, "--out", out, check=0)
     folders = {"fedavg", "fedavg-down-follow", "fedbat", "fedbat-down-follow"}
     assert {path.name for path in out.iterdir() if path.is_dir()} == folders
+    others = done.stdout.partition("last 10, %")[2].splitlines()[1:5]
+    for line, folder in zip(others, sorted(folders), strict=True):
+        summary = json.loads((out / folder / "summary.json").read_text())
+        expected = [summary.get(f"{key}_accuracy") for key in ("last10", "received_last10", "averaged_last10")]
+        assert line.split()[-3:] == ["–" if figure is None else f"{100 * figure:.2f}" for figure in expected]
+        assert (expected[1] is None) == (summary["config"]["down"] == "32") and expected[2] is not None
     (group,) = json.loads((out / "link.json").read_text())["groups"]
     assert group["target"] == 0.01 and len(group["runs"]) == 4
     for run in group["runs"]:
@@ -214,6 +220,9 @@ def test_another_engine_goes_on_and_is_said_and_recorded(fedbat_here, tmp_path):
         (["run", "--engine", "nope"], "unknown engine 'nope'; choose from auto, sequential, cpu, cuda"),
         (["run", "--memory-budget", "much"], "--memory-budget is 'much', expected a size such as 500MB or 2GB"),
         (["run", "--partition", "virtual", "--samples", "5"], "got 5 samples for each virtual client, expected 64 to"),
+        (["run", "--beta", "0.1"], "--beta is 0.1, for which --partition iid has no use; drop it, or choose dirichlet"),
+        (["compare", "--partition", "dirichlet", "--labels", "2"], "drop it, or choose labels or labels-balanced"),
+        (["data", "show", "--samples", "64"], "drop it, or choose virtual or virtual-iid"),
         (["resume", "."], "holds no run; name a folder made by `fedbat run` or `fedbat compare`"),
         (["resume", "nowhere"], "holds no run"),
         (["run", "--precision", "fp8"], "choose from fp32, tf32, bf16"),

@@ -141,6 +141,24 @@ def test_engines_send_the_sequential_bytes(method, settings, workers):
     assert [r.accuracy for r in cuda_rounds] == [r.accuracy for r in slow_rounds]
 
 
+@pytest.mark.parametrize("down", ["4", "follow"])
+def test_engines_agree_on_every_model_with_few_bits_down(down, workers):
+    """The true model, the public one that clients hold, and the average, bit for bit."""
+    federation = prepare(dataclasses.replace(SMALL, rounds=3, down=down, average=0.5))
+    slow_rounds, slow, slow_state = run(federation, SequentialEngine(federation))
+    for engine in (CpuEngine(federation, workers), CudaEngine(federation, "cpu")):
+        found, results, state = run(federation, engine)
+        assert [r.upload for r in results] == [r.upload for r in slow]
+        assert [(r.downloads, r.received.accuracy, r.averaged.accuracy) for r in found] == [
+            (r.downloads, r.received.accuracy, r.averaged.accuracy) for r in slow_rounds
+        ]
+        assert same_tensors(state.w, slow_state.w) and same_tensors(state.average, slow_state.average)
+        assert (state.public is None) == (down != "follow")
+        if state.public:
+            assert same_tensors(state.public.w, slow_state.public.w)
+            assert state.public.versions == slow_state.public.versions
+
+
 @pytest.mark.parametrize("engine", [SequentialEngine, CpuEngine])
 def test_no_two_clients_share_their_noise(engine, workers):
     """Bits that are nothing but noise agree as often as coins do, within five standard errors."""

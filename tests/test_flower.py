@@ -264,14 +264,18 @@ def test_the_app_serves_stock_strategies_untouched():
     assert torch.allclose(tensors_of_record(result.arrays)["0.weight"], net().state_dict()["0.weight"])
 
 
-def test_evaluation_on_clients_is_off_unless_asked_for():
+def test_evaluation_on_clients_is_off_unless_asked_for_and_that_is_said(caplog):
     world = World(make_app())
     strategy = flower.FedAvg(fraction_train=0.6, min_available_nodes=3)
     assert not run(compressed(strategy=strategy), world, num_rounds=1).evaluate_metrics_clientapp
+    assert "clients do not evaluate; give `start` an evaluate_fn or set evaluate_on_clients=True" in caplog.text
+    caplog.clear()
     result = run(compressed(strategy=strategy, evaluate_on_clients=True), World(make_app()), num_rounds=1)
     state = tensors_of_record(result.arrays)
     expected = float(sum(state[name].sum() for name, _ in net().named_parameters()))
     assert result.evaluate_metrics_clientapp[1]["seen"] == pytest.approx(expected, rel=1e-5)
+    run(compressed(strategy=flower.FedAvg(fraction_evaluate=0.0)), world, num_rounds=1)
+    assert "clients do not evaluate" not in caplog.text
 
 
 def test_the_message_to_a_client_holds_one_array_and_our_settings_leave_it():

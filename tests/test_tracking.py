@@ -12,6 +12,7 @@ from fedbat import ConfigError
 from fedbat.engine.sequential import SequentialEngine
 from fedbat.experiment import prepare
 from fedbat.run import run_recorded
+from fedbat.simulation import initial_state, rounds
 from fedbat.tracking import TensorBoard, figures
 from tests.command import FAST, fedbat
 from tests.test_simulation import sample
@@ -27,7 +28,7 @@ def told(folder):
 
 def follow(folder, out, num_rounds=3):
     """Run, or go on, with TensorBoard beside it; Ctrl-C comes after so many rounds."""
-    federation = prepare(sample("fedbat", rounds=3))
+    federation = prepare(sample("fedbat", rounds=3, down="4", average=0.5))
     with TensorBoard(folder) as board:
 
         def on_round(round_):
@@ -57,6 +58,15 @@ def test_every_figure_of_every_round_is_told(tmp_path):
     layers = record.rounds[0].layers
     assert {f"relative_error/{name}" for name in layers} <= set(values) and len(layers) > 1
     assert {"accuracy", "loss/test", "loss/train", "bytes/uplink", "bytes/downlink", "seconds"} <= set(values)
+    for name in ("received", "averaged"):
+        expected = [getattr(round_, name).accuracy for round_ in record.rounds]
+        assert [value for _, value in values[f"accuracy/{name}"]] == pytest.approx(expected)
+
+
+def test_models_that_are_not_there_are_not_told():
+    federation = prepare(sample("fedbat", rounds=1))
+    ((round_, _),) = rounds(federation, SequentialEngine(federation), initial_state(federation))
+    assert not [name for name, _ in figures(round_) if name.startswith("accuracy/")]
 
 
 @pytest.mark.parametrize("board_before", ["board", "another"])

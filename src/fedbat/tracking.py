@@ -62,6 +62,9 @@ def writer_class() -> type["SummaryWriter"]:
 def figures(round_: Round) -> Iterator[tuple[str, float]]:
     """The figures of a round by name, whatever they are sent to."""
     yield "accuracy", round_.accuracy
+    for name, other in (("received", round_.received), ("averaged", round_.averaged)):
+        if other is not None:
+            yield f"accuracy/{name}", other.accuracy
     yield "loss/test", round_.loss
     yield "loss/train", round_.train_loss
     yield "bytes/uplink", round_.uplink_bytes

@@ -50,7 +50,7 @@ def asks_for_experiment(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def asked(**given: Any) -> None:
-        base = Experiment(**{name: given.pop(name) for name in shared})
+        base = options.check_partition(Experiment(**{name: given.pop(name) for name in shared}))
         means = {name: given.pop(name) for name in _MEANS}
         means["memory_budget"] = options.num_bytes(means["memory_budget"])
         check_engine(means["engine"], means["device"], means["precision"])

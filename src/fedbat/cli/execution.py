@@ -118,17 +118,30 @@ def print_table(done: Mapping[str, list[Round]], federation: Federation) -> None
     Traffic is up and down, of all clients and rounds.
     """
     table = new_table("run", "best %", "last 10", "bits up", "down", "less up", "total", "traffic", "seconds")
-    for label, found in done.items():
-        s: dict[str, Any] = summarize(federation, found)
+    summaries: dict[str, dict[str, Any]] = {label: summarize(federation, found) for label, found in done.items()}
+    for label, s in summaries.items():
         table.add_row(
             label,
             *(f"{100 * s[key]:.2f}" for key in ("best_accuracy", "last10_accuracy")),
             f"{s['bits_per_parameter']:.2f}",
             f"{8 * s['downlink_bytes_per_client_round'] / s['num_parameters']:.2f}",
             *(f"{s[key]:.1f}x" for key in ("uplink_saving", "total_saving")),
-            megabytes(sum(r.uplink_bytes + r.downlink_bytes for r in found)),
+            megabytes(sum(r.uplink_bytes + r.downlink_bytes for r in done[label])),
             f"{s['seconds']:.0f}",
         )
+    console.print(table)
+    _print_other_models(summaries)
+
+
+def _print_other_models(summaries: Mapping[str, dict[str, Any]]) -> None:
+    """Beside the server's model: what clients receive of it, and its average; nothing where there is neither."""
+    models = {"the model": "last10", "received": "received_last10", "averaged": "averaged_last10"}
+    found = {label: [s.get(f"{key}_accuracy") for key in models.values()] for label, s in summaries.items()}
+    if all(figure is None for _, *others in found.values() for figure in others):
+        return
+    table = new_table("last 10, %", *models)
+    for label, figures in found.items():
+        table.add_row(label, *("–" if figure is None else f"{100 * figure:.2f}" for figure in figures))
     console.print(table)
 
 

@@ -9,7 +9,18 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fedbat.cli.options import Beta, Clients, Dataset, Labels, Partition, PartitionSeed, Samples, console, say
+from fedbat.cli.options import (
+    Beta,
+    Clients,
+    Dataset,
+    Labels,
+    Partition,
+    PartitionSeed,
+    Samples,
+    check_partition,
+    console,
+    say,
+)
 from fedbat.data import DATASETS, draw_partition
 from fedbat.errors import ConfigError
 from fedbat.experiment import Experiment, prepare
@@ -80,7 +91,7 @@ def data_show(
         samples=samples,
         partition_seed=partition_seed,
     )
-    federation = prepare(experiment)
+    federation = prepare(check_partition(experiment))
     labels_, classes = federation.data.y_train.numpy(), federation.data.spec.num_classes
     shown = min(clients, _MOST_SHOWN)
     counts = np.stack([np.bincount(labels_[federation.split[k]], minlength=classes) for k in range(shown)])

@@ -13,7 +13,7 @@ from fedbat.data import DATASETS, PARTITIONS
 from fedbat.downlink import DOWNLINKS
 from fedbat.engine import ENGINES
 from fedbat.errors import ConfigError
-from fedbat.experiment import WEIGHTS
+from fedbat.experiment import WEIGHTS, Experiment
 from fedbat.models import INITS, MODELS
 from fedbat.tracking import writer_class
 
@@ -100,6 +100,18 @@ Target = Annotated[
     typer.Option(help="Accuracy to be reached on --link. Default: 99 % of the lowest best.", show_default=False),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder to write, new. Default: under runs/.", show_default=False)]
+
+
+def check_partition(experiment: Experiment) -> Experiment:
+    """Refuse a setting that the partition would not look at: who gives one means another partition."""
+    for name in ("beta", "labels", "samples"):
+        value, users = getattr(experiment, name), [key for key, scheme in PARTITIONS.items() if name in scheme.uses]
+        if value is not None and experiment.partition not in users:
+            raise ConfigError(
+                f"--{name} is {value}, for which --partition {experiment.partition} has no use; "
+                f"drop it, or choose {' or '.join(users)}"
+            )
+    return experiment
 
 
 def num_bytes(text: str | None) -> float | None:

@@ -53,8 +53,8 @@ def reproduce(
 ) -> None:
     """Run the cells of a table or figure of the paper that have no record yet.
 
-    May be stopped and started again at any time: a cell with a valid record is not run again, an unfinished one goes on
-    from its last checkpoint.
+    May be stopped and started again at any time: a cell with a valid record
+    is not run again, an unfinished one goes on from its last checkpoint.
 
     [bold]Examples[/]
 

@@ -224,9 +224,10 @@ class Compressed(Strategy):
         """Log the settings, those of the strategy inside included."""
         sent = ", ".join(f"{key}={value}" for key, value in self.method.settings().items())
         log(INFO, "\t├──> %s, compressed by %s (%s)", type(self.strategy).__name__, type(self.method).__name__, sent)
-        log(INFO, "\t├──> %s down, average %s", self.down, self.average)
-        limits = f"max_ratio {self._rules.max_ratio}, max_examples {self._rules.max_examples:g}"
-        log(INFO, "\t├──> seed %s, timeout %s s, %s", self.seed, self.timeout, limits)
+        log(INFO, "\t├──> %s down, average %s, seed %s, timeout %s s", self.down, self.average, self.seed, self.timeout)
+        log(INFO, "\t├──> max_ratio %s, max_examples %g", self._rules.max_ratio, self._rules.max_examples)
+        if cast(Any, self.strategy).fraction_evaluate and not self.evaluate_on_clients:
+            log(WARNING, "fedbat: clients do not evaluate; give `start` an evaluate_fn or set evaluate_on_clients=True")
         self.strategy.summary()
 
     @property
