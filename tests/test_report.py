@@ -102,6 +102,17 @@ def test_table_shows_the_figures_of_the_records(folder, page):
         assert wanted.items() <= table[row].items()
 
 
+def test_what_clients_receive_and_the_averaged_model_have_columns_where_runs_have_them(folder, page, tmp_path):
+    assert not {"received", "averaged"} & Reader(page).table["fedavg"].keys()
+    figures = {"received_last10_accuracy": 0.25, "averaged_last10_accuracy": 0.5}
+    copied(folder, tmp_path / "both", **figures)
+    table = Reader(render(find_runs([folder, tmp_path])[0], "")).rows
+    found = {
+        tuple(dict(zip(table[0], row, strict=True))[name] for name in ("received", "averaged")) for row in table[1:]
+    }
+    assert found == {("25.00", "50.00"), ("–", "–")}
+
+
 def test_page_needs_nothing_from_elsewhere(page):
     assert "://" not in page
     for tag, attributes in Reader(page).tags:

@@ -14,6 +14,11 @@ class _Column(NamedTuple):
     value: Callable[[Run], Any]  # to sort by
     text: Callable[[Any], str] = str
     hint: str = ""
+    always: bool = True  # or only where a run has it
+
+
+def _percent(name: str) -> Callable[[Run], Any]:
+    return lambda run: None if (value := run.record.summary.get(name)) is None else 100 * value
 
 
 def _figure(name: str) -> Callable[[Run], Any]:
@@ -26,6 +31,20 @@ _COLUMNS = (
     _Column("split", lambda run: split_of(run.config)),
     _Column("best", lambda run: run.record.best, "{:.2f}".format, "test accuracy of the best round, %"),
     _Column("last 10", lambda run: run.record.last10, "{:.2f}".format, "mean test accuracy of the last ten rounds, %"),
+    _Column(
+        "received",
+        _percent("received_last10_accuracy"),
+        "{:.2f}".format,
+        "the same of what clients receive, %",
+        always=False,
+    ),
+    _Column(
+        "averaged",
+        _percent("averaged_last10_accuracy"),
+        "{:.2f}".format,
+        "the same of the averaged model, %",
+        always=False,
+    ),
     _Column("uplink", _figure("uplink_bytes_per_client_round"), megabytes, "sent up by a client in a round, mean"),
     _Column("up + down", lambda run: run.record.total_bytes, megabytes, "both ways, by a client in a round, mean"),
     _Column("saving", lambda run: run.record.total_saving, "{:.1f}x".format, "against the float32 model both ways"),
@@ -43,11 +62,12 @@ _COLUMNS = (
 def overview(groups: Sequence[Group], anchors: Mapping[Run, str], styles: Mapping[Run, Style]) -> str:
     """Group by group, the best methods first."""
     method = _head("method", "with the settings that are not at their defaults")
-    head = [method, *(_head(column.title, column.hint) for column in _COLUMNS)]
+    runs = [run for group in groups for run in group.runs]
+    columns = [c for c in _COLUMNS if c.always or any(c.value(run) is not None for run in runs)]
+    head = [method, *(_head(column.title, column.hint) for column in columns)]
     rows = (
-        f"<tr>{_method(run, anchors[run], styles[run])}{''.join(_cell(column, run) for column in _COLUMNS)}</tr>"
-        for group in groups
-        for run in group.runs
+        f"<tr>{_method(run, anchors[run], styles[run])}{''.join(_cell(column, run) for column in columns)}</tr>"
+        for run in runs
     )
     return f"<table><thead><tr>{''.join(head)}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
@@ -66,5 +86,6 @@ def _method(run: Run, anchor: str, style: Style) -> str:
 def _cell(column: _Column, run: Run) -> str:
     value = column.value(run)
     shown, key = ("–", "") if value is None else (column.text(value), str(value))
-    kind = ' class="number"' if isinstance(value, int | float) else ""
+    number = isinstance(value, int | float) or (value is None and column.text is not str)
+    kind = ' class="number"' if number else ""
     return f'<td{kind} data-value="{html.escape(key)}">{html.escape(shown)}</td>'
