@@ -22,7 +22,7 @@ from fedbat.packing import (
     unpack_codes,
     unpack_signs,
 )
-from fedbat.transfer import in_one_buffer
+from fedbat.transfer import all_sent_to, in_one_buffer
 
 BLOCK = 1 << 16  # bytes of signs that add_signs handles at once
 SIZES = [*range(34), 8 * BLOCK - 1, 8 * BLOCK, 8 * BLOCK + 9]
@@ -93,6 +93,13 @@ def test_one_buffer_brings_tensors_of_all_kinds(rng):
     assert sizes == [sum(x.numel() * x.element_size() for x in tensors)]
     assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, tensors, strict=True))
     assert in_one_buffer([], new_buffer, torch.device("cpu")) == []
+
+
+def test_only_a_gpu_is_sent_pinned_memory():
+    found = all_sent_to(torch.device("meta"), [torch.zeros(2, 3), torch.arange(4)])
+    assert [(x.device.type, x.shape, x.dtype) for x in found] == [
+        ("meta", (2, 3), torch.float32), ("meta", (4,), torch.int64)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("width", range(32))

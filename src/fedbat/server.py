@@ -74,8 +74,8 @@ class Aggregator:
 
 
 def _parts_on(device: torch.device, parts: Mapping[str, Part]) -> dict[str, Part]:
-    """The parts with all their tensors on a device, brought there by one copy."""
-    if device.type == "cpu":  # where they are, when they have been read
+    """The parts with all their tensors on a GPU, brought there by one copy; elsewhere each finds its own way."""
+    if device.type != "cuda":
         return dict(parts)
     fields = [(name, field) for name, part in parts.items() for field, x in vars(part).items() if torch.is_tensor(x)]
     there = all_sent_to(device, [vars(parts[name])[field] for name, field in fields])

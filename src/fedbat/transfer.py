@@ -16,7 +16,7 @@ def sent_to(device: torch.device, tensor: Tensor) -> Tensor:
 
 def all_sent_to(device: torch.device, tensors: Sequence[Tensor]) -> list[Tensor]:
     """`sent_to` for many tensors by one copy: to launch one takes longer than a small tensor's way."""
-    if device.type == "cpu" or any(tensor.device.type != "cpu" for tensor in tensors):
+    if device.type != "cuda" or any(tensor.device.type != "cpu" for tensor in tensors):
         return [sent_to(device, tensor) for tensor in tensors]
     return in_one_buffer(tensors, lambda size: torch.empty(size, dtype=torch.uint8, pin_memory=True), device)
 
