@@ -48,9 +48,13 @@ def copy_all(to: Tensors, source: Tensors) -> None:
 
 
 def descend(x: Tensors, grads: Tensors, lr: float) -> None:
-    """x <- x - lr grad, where there is one."""
-    if grads:
-        torch._foreach_add_([x[name] for name in grads], [g.to(x[name].dtype) for name, g in grads.items()], alpha=-lr)
+    """x <- x - lr grad, where there is one; a gradient in half precision is read as it is."""
+    alike = [name for name, grad in grads.items() if grad.dtype == x[name].dtype]
+    if alike:
+        torch._foreach_add_([x[name] for name in alike], [grads[name] for name in alike], alpha=-lr)
+    for name, grad in grads.items():
+        if name not in alike:  # which the call above would cast first
+            x[name].add_(grad, alpha=-lr)
 
 
 def zeros(like: Tensors) -> Tensors:

@@ -16,6 +16,7 @@ from fedbat.engine.stems import is_plain
 _CHANNELS = 32  # or a multiple
 _PROGRAMS = 36  # of one client, at least, that share the sums for filters; ten clients at a time fill the card
 _BLOCK = 1024
+_ROOM = 200 << 10  # bytes of shared memory, more than any kernel here takes; small cards have half of it
 
 
 def fuse_convs(model: nn.Module) -> None:
@@ -28,8 +29,12 @@ def fuse_convs(model: nn.Module) -> None:
 
 @cache
 def can_fetch_tiles(device: torch.device) -> bool:
-    """Whether the card has units that fetch tiles of tensors."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    """Whether the card has units that fetch tiles of tensors, and room for the tiles of three turns."""
+    if device.type != "cuda":
+        return False
+    card = torch.cuda.get_device_properties(device)
+    room = getattr(card, "shared_memory_per_block_optin", 0)  # which only NVIDIA's tell
+    return card.major >= 9 and room >= _ROOM
 
 
 def _suits(*channels: int) -> bool:

@@ -70,7 +70,6 @@ class Slot:
             seen = self.method.forward(self.w, local, still)
             self.last = Forward({}, zeros(seen.kept), zeros(seen.shared))
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        self.grads = zeros({name: self.live[name] for name in self.half})  # in full precision
         longest = engine.federation.experiment.epochs * engine.federation.split.most_samples
         self.order = torch.zeros(longest, dtype=torch.int64, device=device)
         self.crop = torch.zeros(longest, 2, dtype=torch.int64, device=device)
@@ -147,8 +146,6 @@ class Slot:
             grads = {name: grad for name, grad in zip(self.parameters, found, strict=True) if grad is not None}
             if altered and self.fused is not None:
                 self.fused.descend({name: grads.pop(name) for name in self.w if name in grads})
-            copy_all(self.grads, grads)
-            grads |= {name: self.grads[name] for name in grads if name in self.grads}
             if altered and self.fused is None:
                 compressed = {name: wide(grads.pop(name)) for name in self.w if name in grads}
                 pulled, learned = self.method.pull_back(self.w, local, u, seen, compressed)
