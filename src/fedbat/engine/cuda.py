@@ -8,14 +8,14 @@ Batches and noise are those of the sequential engine on the same device. With de
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedbat.engine.base import ClientResult, Evaluation
+from fedbat.engine.base import ClientResult, Evaluation, arithmetic
 from fedbat.engine.buffers import copy_all, halve, record
 from fedbat.engine.convs import fuse_convs
 from fedbat.engine.fused import Flat, FusedBatches, FusedFedBAT, can_fuse
@@ -160,16 +160,9 @@ class CudaEngine:
         """In which the forward pass runs; no cache, because a replayed step must cast its weights anew."""
         return torch.autocast(self.device.type, torch.bfloat16, self.precision == "bf16", cache_enabled=False)
 
-    @contextmanager
-    def settings(self) -> Iterator[None]:
+    def settings(self) -> AbstractContextManager[None]:
         """In which steps are recorded: the precision's arithmetic."""
-        cudnn, matmul, tf32 = torch.backends.cudnn, torch.backends.cuda.matmul, self.precision != "fp32"
-        before = cudnn.allow_tf32, matmul.allow_tf32
-        cudnn.allow_tf32, matmul.allow_tf32 = tf32, tf32
-        try:
-            yield
-        finally:
-            cudnn.allow_tf32, matmul.allow_tf32 = before
+        return arithmetic(tf32=self.precision != "fp32")
 
     def _assign(self, clients: list[int]) -> list[Slot]:
         """A slot for each client, where possible one that has recorded its kinds of steps already."""
