@@ -22,7 +22,7 @@ from fedbat.packing import (
     unpack_codes,
     unpack_signs,
 )
-from fedbat.transfer import all_sent_to, in_one_buffer
+from fedbat.transfer import Box, all_sent_to
 
 BLOCK = 1 << 16  # bytes of signs that add_signs handles at once
 SIZES = [*range(34), 8 * BLOCK - 1, 8 * BLOCK, 8 * BLOCK + 9]
@@ -83,16 +83,14 @@ def test_one_buffer_brings_tensors_of_all_kinds(rng):
         torch.rand(3, 5, generator=rng) < 0.5, torch.randn(7, 2, generator=rng), torch.tensor(2.5), torch.arange(3),
         torch.randn(0, 4), torch.randn(4, 6, generator=rng).T, torch.tensor(7, dtype=torch.uint8),
     ]  # fmt: skip
-    sizes = []
-
-    def new_buffer(size):
-        sizes.append(size)
-        return torch.empty(size, dtype=torch.uint8)
-
-    found = in_one_buffer(tensors, new_buffer, torch.device("cpu"))
-    assert sizes == [sum(x.numel() * x.element_size() for x in tensors)]
-    assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, tensors, strict=True))
-    assert in_one_buffer([], new_buffer, torch.device("cpu")) == []
+    box = Box(tensors)
+    assert box.size == sum(x.numel() * x.element_size() for x in tensors)
+    given = torch.empty(box.size, dtype=torch.uint8)
+    for filled in (box.fill(tensors), box.fill(tensors, given)):
+        found = box.views(filled)
+        assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, tensors, strict=True))
+    assert filled.data_ptr() == given.data_ptr()
+    assert Box([]).size == 0 and all_sent_to(torch.device("cuda"), []) == []
 
 
 def test_only_a_gpu_is_sent_pinned_memory():

@@ -1,6 +1,6 @@
 """The way of tensors to a device that may be busy: nobody waits for it, and many go by one copy."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
@@ -16,20 +16,32 @@ def sent_to(device: torch.device, tensor: Tensor) -> Tensor:
 
 def all_sent_to(device: torch.device, tensors: Sequence[Tensor]) -> list[Tensor]:
     """`sent_to` for many tensors by one copy: to launch one takes longer than a small tensor's way."""
-    if device.type != "cuda" or any(tensor.device.type != "cpu" for tensor in tensors):
+    if not tensors or device.type != "cuda" or any(tensor.device.type != "cpu" for tensor in tensors):
         return [sent_to(device, tensor) for tensor in tensors]
-    return in_one_buffer(tensors, lambda size: torch.empty(size, dtype=torch.uint8, pin_memory=True), device)
+    box = Box(tensors)
+    filled = box.fill(tensors, torch.empty(box.size, dtype=torch.uint8, pin_memory=True))
+    return box.views(filled.to(device, non_blocking=True))
 
 
-def in_one_buffer(tensors: Sequence[Tensor], new_buffer: Callable[[int], Tensor], device: torch.device) -> list[Tensor]:
-    """Copies of the tensors on a device, which a buffer of so many bytes brings there."""
-    # Wide types first, so that each lies at a multiple of its own size.
-    order = sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())
-    stops = list(accumulate(tensors[i].numel() * tensors[i].element_size() for i in order))
-    spans = list(zip(order, [0, *stops], stops, strict=False))
-    buffer = new_buffer(stops[-1] if stops else 0)
-    for i, start, stop in spans:
-        buffer[start:stop].copy_(tensors[i].contiguous().reshape(-1).view(torch.uint8))
-    there = buffer.to(device, non_blocking=True)
-    found = {i: there[start:stop].view(tensors[i].dtype).view(tensors[i].shape) for i, start, stop in spans}
-    return [found[i] for i in range(len(tensors))]
+class Box:
+    """Where tensors of several kinds lie in one buffer of bytes."""
+
+    def __init__(self, like: Sequence[Tensor]) -> None:
+        self._kinds = [(tensor.dtype, tensor.shape) for tensor in like]
+        # Wide types first, so that each lies at a multiple of its own size.
+        self._order = sorted(range(len(like)), key=lambda i: -like[i].element_size())
+        stops = list(accumulate(like[i].numel() * like[i].element_size() for i in self._order))
+        self._spans = dict(zip(self._order, zip([0, *stops], stops, strict=False), strict=True))
+        self.size = stops[-1] if stops else 0
+
+    def fill(self, tensors: Sequence[Tensor], buffer: Tensor | None = None) -> Tensor:
+        """The tensors' bytes, in this buffer or in a new one where they are."""
+        return torch.cat([tensors[i].contiguous().reshape(-1).view(torch.uint8) for i in self._order], out=buffer)
+
+    def views(self, buffer: Tensor) -> list[Tensor]:
+        """The tensors as they lie in a filled buffer, in the order in which they were given."""
+        spans = [self._spans[i] for i in range(len(self._kinds))]
+        return [
+            buffer[start:stop].view(dtype).view(shape)
+            for (start, stop), (dtype, shape) in zip(spans, self._kinds, strict=True)
+        ]

@@ -10,6 +10,7 @@ from fedbat.layout import Layout
 from fedbat.parts import Part
 from fedbat.streams import Tensors
 from fedbat.training import LayerReport, layer_reports, measure_layers
+from fedbat.transfer import Box
 from fedbat.wire import Payload
 
 
@@ -32,19 +33,14 @@ class Outbox:
         tensors |= {("memory", name): x for name, x in memory.items()}
         tensors |= {("rest", name): x for name, x in rest.items()}
         tensors |= {("loss", ""): loss, ("figures", ""): measure_layers(update, sent, parts)}
-        # Wide types first, so that each lies at a multiple of its own size.
-        self._keys = sorted(tensors, key=lambda key: -tensors[key].element_size())
-        self._like = [torch.empty_like(tensors[key], device="meta") for key in self._keys]
-        flat = torch.cat([tensors[key].contiguous().reshape(-1).view(torch.uint8) for key in self._keys])
+        self._keys = list(tensors)
+        self._box = Box(list(tensors.values()))
+        flat = self._box.fill(list(tensors.values()))
         self._home = torch.empty_like(flat, device="cpu", pin_memory=flat.is_cuda).copy_(flat, non_blocking=True)
 
     def open(self, layout: Layout, context: int) -> tuple[Payload, Tensors, float, dict[str, LayerReport]]:
         """Payload, memory, sum of losses, reports: own copies, because the next client will fill the same box."""
-        home, found, start = self._home.clone(), {}, 0
-        for key, like in zip(self._keys, self._like, strict=True):
-            stop = start + like.numel() * like.element_size()
-            found[key] = home[start:stop].view(like.dtype).view(like.shape)
-            start = stop
+        found = dict(zip(self._keys, self._box.views(self._home.clone()), strict=True))
         fields: dict[str, Tensors] = {name: {} for name in self._parts}
         for name, key in self._names["parts"]:
             fields[name][key] = found["parts", (name, key)]
