@@ -17,6 +17,7 @@ from fedbat import METHODS
 from fedbat.cli import app
 from fedbat.errors import ConfigError, DataError
 from fedbat.experiment import Experiment
+from fedbat.link import parse_link, price
 from fedbat.plots import Line, Panel, draw_panels
 from fedbat.reproduce import Cell, Record, Records, load_book, load_record
 from fedbat.reproduce.cells import canonical, configuration, identity
@@ -327,6 +328,27 @@ def test_a_published_resnet_record_is_small_and_keeps_what_matters(tmp_path):
     assert record.relative_error == pytest.approx(run.relative_error, rel=1e-3)
     assert record.identity == run.identity and not record.faults()
     assert record.summary["layers"] == list(run.lines[0]["layers"])
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        ({"uploads": [7] * 10, "downloads": [30] * 10, "client_seconds": [None] * 10}, set()),
+        ({"uploads": [6, 8] * 5, "downloads": [30] * 10, "client_seconds": [None] * 10}, {"uploads"}),
+        (
+            {"uploads": [7] * 10, "downloads": [50, 10] * 5, "client_seconds": [1.5] * 10},
+            {"downloads", "client_seconds"},
+        ),
+    ],
+)
+def test_a_published_record_costs_on_a_link_what_its_run_costs(tmp_path, told, kept):
+    run = _record({"fedbat": 0.9})[0]
+    lines = tuple(line | {"uplink_bytes": 70, "downlink_bytes": 300} | told for line in run.lines)
+    record = publish(Record(run.folder, run.summary, lines), tmp_path / "record")
+    assert {key for key in told if key in record.lines[0]} == kept
+    link = parse_link("up=1,down=5,latency=3")
+    for found, expected in zip(price(record.lines, link), price(lines, link), strict=True):
+        assert found == pytest.approx(expected, rel=1e-3)  # seconds have four digits
 
 
 def test_an_incomplete_run_is_not_published(tmp_path):
