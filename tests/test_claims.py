@@ -17,7 +17,7 @@ from fedbat.errors import ConfigError
 from fedbat.methods import make_method
 from fedbat.reproduce import Record, Records, load_book
 from fedbat.reproduce.claims import Claim, Verdict, judge, judge_all, load_claims
-from fedbat.reproduce.estimates import LEVEL, QUANTIFIERS, Estimate, Region, Spread, own_spread, pooled_spread
+from fedbat.reproduce.estimates import LEVEL, QUANTIFIERS, Estimate, Region, Spread, joint_spread, own_spread
 from fedbat.reproduce.kinds import KINDS, Shelf
 from fedbat.reproduce.metrics import METRICS, weighted_error
 from fedbat.reproduce.record import publish
@@ -99,6 +99,11 @@ def growing(*accuracies):
     return [run(method, value, split=split) for (split, method), value in zip(places, accuracies, strict=True)]
 
 
+def rising(method, first):
+    """A tenth of a point a round."""
+    return run(method, None, curve=[first + i / 10 for i in range(100)])
+
+
 def reaching(method, *rounds):
     """Ninety percent from the given round on, one run for each seed."""
     return [run(method, None, seed, curve=[10] * (n - 1) + [90] * (101 - n)) for seed, n in enumerate(rounds)]
@@ -128,7 +133,7 @@ def reaching(method, *rounds):
         (ROUNDS, "holds", reaching("fedbat", 20, 22, 21) + reaching("signsgd", 50, 53, 50)),
         (ROUNDS, "fails", reaching("fedbat", 50, 53, 50) + reaching("signsgd", 20, 22, 21)),
         (ROUNDS, "undecided", reaching("fedbat", 20, 50, 30) + reaching("signsgd", 40, 30, 35)),
-        (ROUNDS, "undecided", reaching("fedbat", 20) + reaching("signsgd", 50)),  # one seed, and nothing to pool
+        (ROUNDS, "undecided", [rising("fedbat", 50), rising("signsgd", 49.9)]),  # a round apart, on a gentle slope
     ],
 )
 def test_verdicts_of_every_kind(a_claim, expected, runs):
@@ -155,9 +160,11 @@ def test_seeds_are_paired():
     assert verdict(DIFFERENCE, *shuffled) == "undecided"
     low, high = stats.ttest_ind(ours, theirs).confidence_interval(1 - LEVEL)
     assert low < 0 < high  # so would anyone say who does not pair
-    assert found(DIFFERENCE, *paired).deciding.interval() == pytest.approx(
-        stats.ttest_rel(ours, theirs).confidence_interval(1 - LEVEL)
-    )
+    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+    paper = math.hypot(0.15, 0.15)  # of four degrees of freedom
+    error = math.sqrt((2 * statistics.variance(differences) + 4 * paper**2) / 6 / 3)
+    expected = stats.t.interval(1 - LEVEL, 6, statistics.fmean(differences), error)
+    assert found(DIFFERENCE, *paired).deciding.interval() == pytest.approx(expected)
 
 
 def test_only_common_seeds_count():
@@ -266,34 +273,39 @@ def test_what_stands_in_for_the_spread_between_seeds():
     swinging = [run("fedbat", None, curve=[80, 90] * 50), run("signsgd", 70)]
     last_ten = spread_of("last-ten", *swinging)
     assert last_ten.source == "rounds" and last_ten.std == pytest.approx(statistics.stdev([80, 90] * 5))
-    assert spread_of("bits", *flat) == Spread(0.0, math.inf, "exact")
-    assert spread_of("best", *flat, run("fedbat", 81, 1), run("signsgd", 70, 1)).source == "seeds"
+    assert spread_of("bits", *flat) == Spread(0.0, math.inf, "exact", measured=False)
+    assert spread_of("best", *flat, run("fedbat", 81, 1), run("signsgd", 70, 1)).source == "seeds, paper"
 
 
-def test_comparisons_with_several_seeds_stand_in_for_those_with_one():
-    """Rounds to a target have no other stand-in."""
-    a_claim = dataclasses.replace(ROUNDS, cells=ROUNDS.cells | {"split": SPLITS[:2]})
-    several = reaching("fedbat", 20, 22, 21) + reaching("signsgd", 50, 53, 50)
-    one = [
-        run(method, None, split=SPLITS[1], curve=[10] * n + [90] * (100 - n))
-        for method, n in (("fedbat", 20), ("signsgd", 40))
-    ]
-    first, second = found(a_claim, *several, *one).measured
-    assert second.estimate.spread == (pytest.approx(first.estimate.spread.std), 2, "pooled")
-    assert second.estimate.interval()[1] > second.estimate.value + (first.estimate.interval()[1] - first.estimate.value)
-    unknown = found(a_claim, *one).measured[1].estimate
-    assert unknown.interval() == (-math.inf, math.inf)
+def test_a_second_seed_does_not_make_an_interval_wider():
+    """Student's quantile for two values is six times that for three: alone, two seeds would say less than one."""
+    one = [run("fedbat", 80), run("signsgd", 79)]
+    two = [run("fedbat", 80.1, 1), run("signsgd", 79, 1)]
+    narrow, wide = (_interval(found(DIFFERENCE, *runs)) for runs in (one + two, one))
+    assert narrow[1] - narrow[0] < wide[1] - wide[0]
 
 
-def test_pooling_weighs_by_degrees_of_freedom():
-    draws = [[1.0, 3.0], [0.0, 1.0, 5.0]]
-    squares = sum(sum((x - statistics.fmean(values)) ** 2 for x in values) for values in draws)
-    assert pooled_spread([own_spread(values) for values in draws]) == (
-        pytest.approx(math.sqrt(squares / 3)),
-        3,
-        "pooled",
-    )
-    assert pooled_spread([]) is None and own_spread([1.0]) is None
+def _interval(judged):
+    (case,) = judged.measured
+    return case.estimate.interval()
+
+
+def test_seeds_and_what_is_expected_are_joined_by_degrees_of_freedom():
+    own, paper, bound = Spread(3.0, 1, "seeds"), Spread(1.0, 4, "paper"), Spread(9.0, 99, "rounds", measured=False)
+    assert joint_spread(own, [paper, bound]) == (pytest.approx(math.sqrt((9 + 4) / 5)), 5, "seeds, paper", True)
+    assert joint_spread(own, [bound]) == own
+    assert joint_spread(None, [paper, bound]) == bound and joint_spread(None, [paper]) == paper
+    assert joint_spread(None, []).reach(LEVEL) == math.inf
+
+
+def test_rounds_to_a_target_move_as_far_as_a_slope_lets_them():
+    """On a line of half a point a round, an accuracy that is off by s points comes 2 s rounds sooner or later."""
+    line = [min(90, 40 + 0.5 * i) for i in range(100)]
+    pair = [run("fedbat", None, curve=line), run("signsgd", None, curve=line)]
+    a_claim = claim("rounds", one="fedbat", others=["signsgd"], smooth=1, slack=5, below=0)
+    (case,) = found(a_claim, *pair).measured
+    spread = case.estimate.spread
+    assert spread.source == "curves" and spread.std == pytest.approx(2 * math.hypot(0.15, 0.15), abs=1)  # the paper's
 
 
 # What is measured.
@@ -432,9 +444,9 @@ def test_a_finding_in_words():
     row = dict(zip(HEADER, claim_row(found(DIFFERENCE, *runs)), strict=True))
     assert (row["id"], row["claim"], row["verdict"], row["cells"]) == ("some-id", "A claim.", "holds", "2 of 2")
     assert row["for / against / open"] == "1 / 0 / 0" and row["the paper's numbers"] == "holds"
-    assert row["hangs on"] == "+2.10 [+0.83, +3.37] fedbat − signsgd, fmnist, 100 clients, iid"
+    assert row["hangs on"] == "+2.10 [+1.74, +2.46] fedbat − signsgd, fmnist, 100 clients, iid"
     ((*where, value, interval, seeds, source, says),) = evidence_rows(found(DIFFERENCE, *runs))
-    assert (value, interval, seeds, source, says) == ("+2.10", "[+0.83, +3.37]", "2", "seeds", "for")
+    assert (value, interval, seeds, source, says) == ("+2.10", "[+1.74, +2.46]", "2", "seeds, paper", "for")
     assert len(where) + 5 == len(EVIDENCE)
 
 

@@ -1,10 +1,10 @@
 """Intervals of differences, and what follows from them for a claim about many.
 
-A number measured on several seeds has Student's interval at 95 %. With one seed its standard deviation is a stand-in
-(kinds.py says which), and with none at hand the interval is the whole line. Where a single case decides - one that
-contradicts *every*, one that proves *some* - it was picked out of many, so the level is divided by their number; where
-all must agree, that is not needed. A mean over cases is given the mean of their standard errors, which is the largest
-it can have, as cases share runs.
+A number has Student's interval at 95 %. Two or three seeds say little about their standard deviation, so it is joined
+with what is expected of it (kinds.py says where from), each by its degrees of freedom; with one seed and nothing
+expected the interval is the whole line. Where a single case decides - one that contradicts *every*, one that proves
+*some* - it was picked out of many, so the level is divided by their number; where all must agree, that is not needed.
+A mean over cases is given the mean of their standard errors, which is the largest it can have, as cases share runs.
 """
 
 import math
@@ -24,6 +24,7 @@ class Spread(NamedTuple):
     std: float
     freedom: float
     source: str
+    measured: bool = True  # between seeds, if others'; not a bound that only stands in for one
 
     def reach(self, level: float) -> float:
         """Half the interval of one value."""
@@ -51,12 +52,14 @@ def own_spread(values: Sequence[float]) -> Spread | None:
     return Spread(statistics.stdev(values), len(values) - 1, "seeds") if len(values) > 1 else None
 
 
-def pooled_spread(spreads: Sequence[Spread]) -> Spread | None:
-    """Of like numbers, where some were measured on several seeds."""
-    freedom = sum(spread.freedom for spread in spreads)
-    if not freedom:
-        return None
-    return Spread(math.sqrt(sum(s.freedom * s.std**2 for s in spreads) / freedom), freedom, "pooled")
+def joint_spread(own: Spread | None, expected: Sequence[Spread]) -> Spread:
+    """One seed takes the widest that is expected; several join theirs with those that were measured elsewhere."""
+    if own is None:
+        return max(expected, key=lambda spread: spread.reach(LEVEL), default=UNKNOWN)
+    joined = [own, *(spread for spread in expected if spread.measured)]
+    freedom = sum(spread.freedom for spread in joined)
+    variance = sum(spread.freedom * spread.std**2 for spread in joined) / freedom  # as a moderated t-test has it
+    return Spread(math.sqrt(variance), freedom, ", ".join(spread.source for spread in joined))
 
 
 class Region(NamedTuple):

@@ -1,24 +1,26 @@
 """What claims compare, by kind: each turns a cell of the paper's grid into cases, numbers that records decide.
 
 A case is computed for each seed from runs with that seed, which share partition, initial weights and sampled clients;
-only then is the mean taken. With one seed there is no standard deviation; what stands in for it is the widest of
-- *paper*: for accuracies, those the paper prints, half a digit added and summed as if runs were not paired, with the
-  four degrees of freedom of its five runs; of the same method and clients where it prints them, else the largest it has
-  for that data set and split;
-- *rounds*: for a mean over rounds, that of single rounds;
-- *exact*: for what is no matter of chance, none;
-and if it is none of these, *pooled*: that of the claim's cases that have several seeds.
+only then is the mean taken. What is expected of its standard deviation:
+- *paper*: for accuracies, what the paper prints, half a digit added and summed as if runs were not paired, with the
+  four degrees of freedom of its five runs; of the same method and clients where it prints them, else the largest it
+  has for that data set and split;
+- *curves*: for rounds to a target, how far these move when one of the two methods' accuracies does, by what the paper
+  prints as above or, if that is more, by what runs of one seed differ by in their second half;
+- *rounds*: for a mean over rounds, that of single rounds, as a bound;
+- *exact*: for what is no matter of chance, none.
 """
 
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
 from fedbat.errors import ConfigError
-from fedbat.reproduce.estimates import LEVEL, Spread
+from fedbat.reproduce.estimates import Spread
 from fedbat.reproduce.metrics import METRICS
 from fedbat.reproduce.record import Record
 from fedbat.reproduce.tables import KEYS, Book, Row
@@ -34,7 +36,7 @@ class Case(NamedTuple):
     what: str
     rows: tuple[Row, ...]
     measure: Callable[[Sequence[Record]], float]
-    stand_in: Callable[[Sequence[Record]], Spread | None]
+    expected: Callable[[Sequence[Record]], Sequence[Spread]]  # between seeds, by the records of one
     printed: float | None  # the same of the paper's numbers
     style: str  # to format the number
 
@@ -123,15 +125,32 @@ def rounds(column: Column, *, one: str, others: Sequence[str], smooth: int, slac
     means over the last `smooth` rounds, so one lucky round does not count.
     """
 
-    def measure(records: Sequence[Record]) -> float:
+    def curves_and_target(records: Sequence[Record]) -> tuple[list[list[float]], float]:
         curves = [_running_mean(record.accuracy, smooth) for record in records]
-        target = min(map(max, curves)) - slack / 100
-        ours, theirs = (next(i for i, accuracy in enumerate(curve) if accuracy >= target) for curve in curves)
+        return curves, min(map(max, curves)) - slack / 100
+
+    def measure(records: Sequence[Record]) -> float:
+        curves, target = curves_and_target(records)
+        ours, theirs = (_reached(curve, target) for curve in curves)
         return ours - theirs
+
+    def expected(records: Sequence[Record], rows: Sequence[Row]) -> list[Spread]:
+        curves, target = curves_and_target(records)
+        apart = [ours - theirs for ours, theirs in zip(*(record.accuracy for record in records), strict=True)]
+        late = apart[len(apart) // 2 :]  # how far the two are apart moves from round to round, while both hardly rise
+        paper = _paper_spread(column.shelf, rows)
+        noise = max(statistics.stdev(late) / math.sqrt(smooth), paper.std / 100 if paper else 0.0)
+        moved = [_reached(curve, min(target + noise, max(curve))) - _reached(curve, target - noise) for curve in curves]
+        return [Spread(max(1, *moved) / 2, _PAPER_RUNS - 1, "curves")]  # rounds are whole
 
     for other in others:
         rows = (column.row(one), column.row(other))
-        yield Case(str(column), f"rounds of {one} − {other}", rows, measure, lambda records: None, None, "+.1f")
+        yield Case(str(column), f"rounds of {one} − {other}", rows, measure, partial(expected, rows=rows), None, "+.1f")
+
+
+def _reached(curve: Sequence[float], target: float) -> int:
+    """The first round that is as good."""
+    return next(i for i, accuracy in enumerate(curve) if accuracy >= target)
 
 
 KINDS: dict[str, Callable[..., Iterator[Case]]] = {
@@ -152,14 +171,14 @@ def combine(column: Column, what: str, metric_name: str, *terms: tuple[int, Row]
     def added(values: Sequence[float]) -> float:
         return sum(sign * value for sign, value in zip(signs, values, strict=True))
 
-    def stand_in(records: Sequence[Record]) -> Spread | None:
-        found = [Spread(0.0, math.inf, "exact")] if metric.exact else []
+    def expected(records: Sequence[Record]) -> list[Spread]:
+        found = [Spread(0.0, math.inf, "exact", measured=False)] if metric.exact else []
         if metric.by_round is not None:
             by_round = [added(values) for values in zip(*map(metric.by_round, records), strict=True)]
-            found.append(Spread(statistics.stdev(by_round), len(by_round) - 1, "rounds"))
+            found.append(Spread(statistics.stdev(by_round), len(by_round) - 1, "rounds", measured=False))
         if metric.accuracy and (paper := _paper_spread(column.shelf, rows)):
             found.append(paper)
-        return max(found, key=lambda spread: spread.reach(LEVEL), default=None)
+        return found
 
     printed = [row.paper.accuracy for row in rows if row.paper is not None and metric.printed]
     return Case(
@@ -167,7 +186,7 @@ def combine(column: Column, what: str, metric_name: str, *terms: tuple[int, Row]
         what,
         rows,
         lambda records: added([metric.of(record) for record in records]),
-        stand_in,
+        expected,
         added(printed) if len(printed) == len(rows) else None,
         f"{'+' if -1 in signs else ''}.{metric.decimals}f",
     )
