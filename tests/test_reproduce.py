@@ -459,6 +459,8 @@ def test_the_command_runs_lists_and_writes(book, tmp_path, monkeypatch):
     assert done.exit_code == 0 and "1 run, 0 unfinished" in done.output, done.output
     listed = reproduce("--list").output.split()
     assert listed[listed.index("small") :][:3] == ["small", "4", "1"]
+    cells = reproduce("small", "--list").output.splitlines()
+    assert len(cells) == 5 and cells[-1] == "1 of 4 done" and sum("not run yet" in cell for cell in cells) == 3
     assert reproduce("--write").exit_code == 0
     assert "cells run, of all | 1 of 4 |" in (tmp_path / "RESULTS.md").read_text()
     assert (tmp_path / "results/figures/fmnist-mini-n12-rounds.png").is_file()

@@ -4,6 +4,7 @@ import multiprocessing
 import sys
 import textwrap
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,14 +18,20 @@ from fedbat.reproduce.cells import Cell
 from fedbat.reproduce.record import Records
 from fedbat.reproduce.sweep import Settings, sweep
 from fedbat.reproduce.tables import ALL, KEYS, PROTOCOL, Book, load_book
-from fedbat.reproduce.theory.record import run_trials
+from fedbat.reproduce.theory.record import file_name, run_trials
+from fedbat.reproduce.theory.trials import Trial
 
 _INDENT = " " * 6  # of what is told about a claim
 
 
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="A table, a figure, theory, or all.", show_default=False)] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Show what there is and how much of it is done.")] = False,
+    list_: Annotated[
+        bool,
+        typer.Option(
+            "--list", help="Show what there is and how much of it is done; with NAME its cells. Runs nothing."
+        ),
+    ] = False,
     write: Annotated[
         bool, typer.Option("--write", help="Write RESULTS.md, the figures and the blocks of docs/ anew.")
     ] = False,
@@ -60,6 +67,8 @@ def reproduce(
 
       fedbat reproduce --list
 
+      fedbat reproduce table1 --list --only dataset=svhn
+
       fedbat reproduce table1 --only dataset=fmnist --only clients=100 --seeds 0,1,2
 
       fedbat reproduce all --minutes 60 --engine cuda --precision bf16
@@ -75,18 +84,21 @@ def reproduce(
         raise ConfigError("nothing to do; name a table, or use --list, --claims or --write")
     book = load_book(experiments, protocol)
     if name is not None:
+        chosen = (name, _seeds(seeds), dict(map(_filter, only or [])))
+        cells, trials = book.cells(*chosen), book.trials(*chosen)
+    if name is not None and not list_:
         check_engine(engine, device, precision)
         deadline = float("inf") if minutes is None else start + 60 * minutes
         settings = Settings(results, work, engine, device, precision, jobs, deadline)
-        chosen = (name, _seeds(seeds), dict(map(_filter, only or [])))
-        cells, trials = book.cells(*chosen), book.trials(*chosen)
         status = _sweep(cells, settings) if cells else 0
         if trials and status != INTERRUPTED:
             run_trials(trials, results, say, deadline)
         if status:
             raise typer.Exit(status)
-    if list_:
+    if list_ and name is None:
         _print_list(book, Records.load(results))
+    elif list_:
+        _print_cells(cells, trials, Records.load(results))
     if claims:
         _print_claims(book, Records.load(results))
     if write:
@@ -158,9 +170,21 @@ def _print_list(book: Book, records: Records) -> None:
     }
     for name, title in titles.items():
         cells, trials = book.cells(name, None, {}), book.trials(name, None, {})
-        done = sum(records.get(cell.identity) is not None for cell in cells) + len(records.trials.keys() & set(trials))
-        table.add_row(name, str(len(cells) + len(trials)), str(done), title)
+        table.add_row(name, str(len(cells) + len(trials)), str(_num_done(cells, trials, records)), title)
     console.print(table)
+
+
+def _print_cells(cells: Sequence[Cell], trials: Sequence[Trial], records: Records) -> None:
+    for cell in cells:
+        record = records.get(cell.identity)
+        say(f"{cell.folder}: {'not run yet' if record is None else f'best {record.best:.2f} %'}")
+    for trial in trials:
+        say(f"{file_name(trial)}: {'done' if trial in records.trials else 'not run yet'}")
+    say(f"{_num_done(cells, trials, records)} of {len(cells) + len(trials)} done")
+
+
+def _num_done(cells: Sequence[Cell], trials: Sequence[Trial], records: Records) -> int:
+    return sum(records.get(cell.identity) is not None for cell in cells) + len(records.trials.keys() & set(trials))
 
 
 def _print_claims(book: Book, records: Records) -> None:

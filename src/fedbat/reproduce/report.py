@@ -150,7 +150,7 @@ def _claims(findings: Sequence[Finding]) -> Iterator[str]:
         "the margins given to vague words are in `experiments/claims.toml`, the rules in `experiments/README.md`. *the",
         "paper's numbers* is the verdict on what the paper prints. *for / against / open* counts comparisons whose",
         "interval lies where the claim has it, elsewhere, or across the border; those not run yet are open. *hangs on*",
-        "is the one that decides. With one seed, *spread from* says what stands in for the standard deviation.",
+        "is the one that decides. *spread from* says where the standard deviation is from.",
         "",
     ]
     yield from table(HEADER, map(claim_row, findings), HEADER)
