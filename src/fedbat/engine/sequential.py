@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from fedbat.data import augment, normalize
 from fedbat.engine.base import ClientResult, Evaluation, arithmetic
 from fedbat.engine.memory import keep_freed_memory
+from fedbat.engine.pooling import pool_first
 from fedbat.experiment import Federation
 from fedbat.layout import tensors_of
 from fedbat.streams import Tensors, UniformNoise, stream, stream_seed
@@ -81,6 +82,7 @@ class SequentialEngine:
         self._format = torch.channels_last if self.device.type == "cpu" else torch.contiguous_format
         self.model = copy.deepcopy(federation.model).to(self.device)
         self.model.to(memory_format=self._format)  # type: ignore[call-overload]
+        pool_first(self.model)
         self._tensors = tensors_of(self.model, federation.layout)
         data = federation.data
         self._data = dataclasses.replace(
