@@ -15,6 +15,7 @@ from fedbat.data import augment, normalize
 from fedbat.engine.base import ClientResult, Evaluation, arithmetic
 from fedbat.engine.memory import keep_freed_memory
 from fedbat.engine.pooling import pool_first
+from fedbat.engine.small_convs import multiply_less
 from fedbat.experiment import Federation
 from fedbat.layout import tensors_of
 from fedbat.streams import Tensors, UniformNoise, stream, stream_seed
@@ -83,6 +84,8 @@ class SequentialEngine:
         self.model = copy.deepcopy(federation.model).to(self.device)
         self.model.to(memory_format=self._format)  # type: ignore[call-overload]
         pool_first(self.model)
+        if self.device.type == "cpu":
+            multiply_less(self.model)
         self._tensors = tensors_of(self.model, federation.layout)
         data = federation.data
         self._data = dataclasses.replace(
