@@ -1,40 +1,36 @@
-"""3x3 convolutions of 3x3 images with a third of the products: 16 for a pair of channels in place of 49.
+"""3x3 convolutions of small images with fewer products: 16 in place of 49 for 3x3 images, 100 in place of 361 for 7x7.
 
-In one dimension, with zeros around x,
+In one dimension, with zeros around x, and with s = w0 + w2 and d = w0 - w2,
 
-    y = (w1 x0 + w2 x1,  w0 x0 + w1 x1 + w2 x2,  w0 x1 + w1 x2)
+    y = (w1 + s S + d K) x        S = (L + L') / 2,  K = (L - L') / 2,  where L moves x by one place.
 
-has seven products. Four suffice, p and p' for what is even in x and q and q' for what is odd:
+Eigenvectors of S are sines, half of them even and half odd; K makes even what is odd. An odd one, f with S f = c f and
+g = K f, takes two products,
 
-    p = (w1 + 2/3 (w0 + w2)) (x1 + 2/3 (x0 + x2))      p' = (w1 - 2/3 (w0 + w2)) (x1 - 2/3 (x0 + x2))
-    q = (w1 + 2 (w0 - w2)) (x1 - 2 (x0 - x2))          q' = (w1 - 2 (w0 - w2)) (x1 + 2 (x0 - x2))
+    p = (w1 + c s - d) (g'x + f'x)        q = (w1 + c s + d) (g'x - f'x)
 
-    y0 + y2 = 3/4 (p - p')      y0 - y2 = 1/4 (q' - q)      y1 = 9/16 (p + p') - 1/16 (q + q')
+because (p - q) / 2 = (w1 + c s) f'x - d g'x is its share f'y of the result, and -(p + q) / 2 = d f'x - (w1 + c s) g'x
+what it gives to g, but for a last term that is even in x and free of d. What is left is even as well,
 
-In two dimensions it is done along one and then the other: the matrices below become Kronecker products. Each of the 16
-products, summed over channels, is a product of matrices. The result is no less exact than that of the usual sums.
+    (w1 P + s Q) x        P = 1 + sum of g g',  Q = S + sum of c g g',
+
+and P, being positive, becomes diagonal together with Q: one product for each even one. For a side of m pixels that is
+m + m // 2 products in place of 3 m - 2. The result is no less exact than the usual one, which adds up more terms.
+
+In two dimensions this is done along one and then the other. Products are summed over channels by matrix products.
 """
 
-from functools import partial
+from functools import cache, partial
+from math import pi
 
 import torch
 from torch import Tensor, nn
 
-
-def _twice(matrix: list[list[float]]) -> Tensor:
-    """Along both dimensions."""
-    one = torch.tensor(matrix, dtype=torch.float64)
-    return torch.kron(one, one).float()
-
-
-_FILTER = _twice([[2 / 3, 1, 2 / 3], [-2 / 3, 1, -2 / 3], [2, 1, -2], [-2, 1, 2]])
-_IMAGE = _twice([[2 / 3, 1, 2 / 3], [-2 / 3, 1, -2 / 3], [-2, 1, 2], [2, 1, -2]])
-_RESULT = _twice([[3 / 8, -3 / 8, -1 / 8, 1 / 8], [9 / 16, 9 / 16, -1 / 16, -1 / 16], [3 / 8, -3 / 8, 1 / 8, -1 / 8]])
-_FEWEST = 32  # channels; with fewer, calls cost more than products
+_FEWEST = 64  # channels; with fewer, all around the products costs more than they do
 
 
 def multiply_less(model: nn.Module) -> None:
-    """Let convolutions of many channels, without stride or bias, compute like this when 3x3 images come in training."""
+    """Let convolutions of many channels, without stride or bias, compute like this in training where it is faster."""
     for module in model.modules():
         # Exactly these: a subclass may mean something else.
         if type(module) is nn.Conv2d and _suits(module):
@@ -51,19 +47,59 @@ def _suits(conv: nn.Conv2d) -> bool:
 def _forward(conv: nn.Conv2d, x: Tensor) -> Tensor:
     watched = conv._forward_pre_hooks or conv._forward_hooks  # which may look at what is saved for the way back
     full = x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type)
-    if watched or not full or not conv.training or x.shape[2:] != (3, 3):
+    if watched or not full or not conv.training or not _is_faster(x.shape):
         return nn.Conv2d.forward(conv, x)
     return convolve(x, conv.weight)
 
 
+def _is_faster(shape: torch.Size) -> bool:
+    """Whether there are images enough to make up for what is done to the filters."""
+    return len(shape) == 4 and shape[2] == shape[3] and _num_products(shape[2]) ** 2 <= 2 * shape[0]
+
+
 def convolve(x: Tensor, weight: Tensor) -> Tensor:
-    """conv2d(x, weight, padding=1) of images [n, in, 3, 3] with filters [out, in, 3, 3]."""
-    images = (_IMAGE @ _pixels(x)).view(16, *x.shape[:2])
-    filters = (_FILTER @ _pixels(weight)).view(16, *weight.shape[:2])
-    y = _RESULT @ (images @ filters.mT).view(16, -1)  # [9, n * out]
-    return y.view(3, 3, len(x), len(weight)).permute(2, 3, 0, 1).contiguous(memory_format=torch.channels_last)
+    """conv2d(x, weight, padding=1) of square images [n, in, m, m] with filters [out, in, 3, 3]."""
+    (n, _, side, _), out = x.shape, len(weight)
+    for_images, for_filters, for_results = matrices(side)
+    images, filters = (
+        _along_both(matrix, t.permute(2, 3, 0, 1)).view(-1, *t.shape[:2])
+        for matrix, t in ((for_images, x), (for_filters, weight))
+    )
+    products = images @ filters.mT  # [number, n, out]
+    y = _along_both(for_results, products.view(_num_products(side), -1, n * out)).view(side, side, n, out)
+    return y.permute(2, 3, 0, 1).contiguous(memory_format=torch.channels_last)
 
 
-def _pixels(t: Tensor) -> Tensor:
-    """[a, b, 3, 3] as [9, a * b]."""
-    return t.permute(2, 3, 0, 1).reshape(9, -1)
+@cache
+def matrices(side: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Those for images, filters and results: in one dimension y = results ((filters w) * (images x))."""
+    places = torch.arange(1, side + 1, dtype=torch.float64)
+    angles = places * pi / (side + 1)
+    sines, cosines = (2 / (side + 1)) ** 0.5 * torch.sin(torch.outer(places, angles)), torch.cos(angles)
+    even, f, c = sines[:, ::2], sines[:, 1::2], cosines[1::2]
+    shift = torch.diag(torch.ones(side - 1, dtype=torch.float64), -1)
+    g = (shift - shift.T) / 2 @ f
+
+    z = even.T @ g  # P and Q in terms of the even eigenvectors
+    root = torch.linalg.cholesky(torch.eye(len(z), dtype=torch.float64) + z @ z.T)
+    half = torch.linalg.solve_triangular(root, torch.diag(cosines[::2]) + z * c @ z.T, upper=False)
+    values, vectors = torch.linalg.eigh(torch.linalg.solve_triangular(root, half.T, upper=False))
+    left = even @ root @ vectors  # P = left left', Q = left values left'
+
+    w0, w2 = torch.cat([values, c - 1, c + 1]), torch.cat([values, c + 1, c - 1])
+    images = torch.cat([left, g + f, g - f], dim=1).T
+    filters = torch.stack([w0, torch.ones_like(w0), w2], dim=1)
+    results = torch.cat([left, (f - g) / 2, -(f + g) / 2], dim=1)
+    return images.float().contiguous(), filters.float(), results.float()
+
+
+def _num_products(side: int) -> int:
+    """In one dimension."""
+    return side + side // 2
+
+
+def _along_both(matrix: Tensor, t: Tensor) -> Tensor:
+    """The matrix [a, b] applied to the first two dimensions of t [b, b, ...]: [a, a, all the rest]."""
+    a, b = matrix.shape
+    once = (matrix @ t.reshape(b, -1)).view(a, b, -1)
+    return torch.bmm(matrix.expand(a, a, b), once)
