@@ -7,7 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fedbat import Payload
+from fedbat.engine.sequential import SequentialEngine
 from fedbat.engine.small_convs import convolve, matrices, multiply_less
+from fedbat.experiment import Experiment, prepare
+from fedbat.simulation import initial_state
 
 EPS = torch.finfo(torch.float32).eps
 PLAIN = {"kernel_size": 3, "padding": 1, "bias": False}
@@ -111,3 +115,20 @@ def test_other_layers_stay():
     model.extend([Own(64, 64, **PLAIN), nn.Conv2d(32, 64, **PLAIN), nn.Conv1d(64, 64, **PLAIN)])
     multiply_less(model)
     assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_a_client_trains_the_papers_cnn_as_a_plain_loop_does():
+    """For one step; in more of them rounding decides ties between pixels, whoever computes."""
+    federation = prepare(Experiment(method="fedavg", clients=100, per_round=1, epochs=1))
+    engine = SequentialEngine(federation)
+    (result,) = engine.train(initial_state(federation).w, 0, [3], {})
+    model = copy.deepcopy(federation.model).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=federation.experiment.lr)
+    ((x, y),) = engine._batches(0, 3)
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    sent, before = Payload.from_bytes(result.upload, federation.layout).values(), federation.model.state_dict()
+    updates = {name: parameter.detach() - before[name] for name, parameter in model.named_parameters()}
+    assert not torch.equal(sent["12.weight"], updates["12.weight"])
+    for name, update in updates.items():
+        assert (sent[name] - update).norm() <= 1e-4 * update.norm(), name
