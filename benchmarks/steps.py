@@ -1,11 +1,12 @@
-"""What a training step costs: a plain PyTorch loop, the engine's FedAvg step, and a binarized FedBAT step.
+"""What a training step costs: a plain PyTorch loop, FedAvg and binarized FedBAT in it, and both in a CPU engine.
 
     python benchmarks/steps.py [--model cnn|resnet10] [--steps 200]
 
 All on one thread, channels_last, batch 64, the paper's models; the variants take turns, so that a noisy machine hits
-all of them alike. Targets: FedAvg <= 1.05 x plain, binarized FedBAT (phi = 0; noise, pull-back and optimizer
-included) <= 1.05 x FedAvg. Then the memory that training one client takes, each in a fresh process: by how much the
-peak of its resident memory grows from `begin` to `finish`, with the model and a batch there already.
+all of them alike. An engine's model has some layers in fewer operations. Targets, without that: FedAvg <= 1.05 x plain,
+binarized FedBAT (phi = 0; noise, pull-back and optimizer included) <= 1.05 x FedAvg. Then the memory that training one
+client takes, each in a fresh process: by how much the peak of its resident memory grows from `begin` to `finish`, with
+the model and a batch there already.
 """
 
 import argparse
@@ -20,20 +21,38 @@ from torch.nn import functional as F
 
 from fedbat import FedAvg, FedBAT, begin
 from fedbat.engine.memory import keep_freed_memory
+from fedbat.engine.pooling import pool_first
+from fedbat.engine.small_convs import multiply_less
 from fedbat.models import build_model
 from fedbat.streams import UniformNoise
 
 SHAPES = {"cnn": (1, 28, 28), "resnet10": (3, 32, 32), "resnet10-narrow": (3, 32, 32)}
-METHODS = {"plain loop": None, "fedavg": FedAvg(), "fedbat, binarized": FedBAT(phi=0)}
+VARIANTS = {  # name: method, and whether the model is an engine's
+    "plain loop": (None, False),
+    "fedavg": (FedAvg(), False),
+    "fedbat, binarized": (FedBAT(phi=0), False),
+    "engine, fedavg": (FedAvg(), True),
+    "engine, fedbat": (FedBAT(phi=0), True),
+}
+RATIOS = [  # and their targets
+    ("fedavg", "plain loop", 1.05),
+    ("fedbat, binarized", "fedavg", 1.05),
+    ("engine, fedavg", "fedavg", None),
+    ("engine, fedbat", "fedbat, binarized", None),
+    ("engine, fedbat", "engine, fedavg", None),
+]
 
 
 class Variant:
     """A model in training."""
 
-    def __init__(self, name: str, method: FedAvg | FedBAT | None) -> None:
+    def __init__(self, name: str, method: FedAvg | FedBAT | None, engines: bool) -> None:
         self.x = torch.randn(64, *SHAPES[name]).contiguous(memory_format=torch.channels_last)
         self.y = torch.randint(0, 10, (64,))
         self.model = build_model(name, SHAPES[name], 10, seed=0).to(memory_format=torch.channels_last)
+        if engines:
+            pool_first(self.model)
+            multiply_less(self.model)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self.before = _peak_kib()
         noise = UniformNoise(0, "noise", 0, 0)
@@ -52,33 +71,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="cnn")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--memory-of", choices=METHODS, help=argparse.SUPPRESS)
+    parser.add_argument("--memory-of", choices=VARIANTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     if options.memory_of:
-        print(memory(options.model, METHODS[options.memory_of]))
+        print(memory(Variant(options.model, *VARIANTS[options.memory_of])))
         return
-    variants = {name: Variant(options.model, method) for name, method in METHODS.items()}
+    variants = {name: Variant(options.model, *which) for name, which in VARIANTS.items()}
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(options.steps + 10):
         for name, variant in variants.items():
             seconds[name].append(variant.step())
     median = {name: statistics.median(times[10:]) for name, times in seconds.items()}
     least = {name: min(times[10:]) for name, times in seconds.items()}
-    grown = {name: _memory_in_a_fresh_process(options.model, name) for name in METHODS}
+    grown = {name: _memory_in_a_fresh_process(options.model, name) for name in VARIANTS}
     print(f"{options.model}, batch 64, one thread, {options.steps} steps")
-    for name in METHODS:
+    for name in VARIANTS:
         times = f"median {1e3 * median[name]:7.2f} ms   least {1e3 * least[name]:7.2f} ms"
         print(f"  {name:18} {times}   peak memory {grown[name] / 1024:6.1f} MiB")
-    for a, b, target in [("fedavg", "plain loop", "1.05"), ("fedbat, binarized", "fedavg", "1.05")]:
-        ratios = f"median {median[a] / median[b]:.3f}, least {least[a] / least[b]:.3f} (target {target})"
-        print(f"  {a + ' / ' + b:26} {ratios}, memory {grown[a] / grown[b]:.3f}")
+    for a, b, target in RATIOS:
+        ratios = f"median {median[a] / median[b]:.3f}, least {least[a] / least[b]:.3f}"
+        aim = f" (target {target})" if target else ""
+        print(f"  {a + ' / ' + b:34} {ratios}{aim}, memory {grown[a] / grown[b]:.3f}")
 
 
-def memory(model: str, method: FedAvg | FedBAT | None) -> int:
+def memory(variant: Variant) -> int:
     """KiB that a client's round adds to the peak of this process."""
-    variant = Variant(model, method)
     for _ in range(20):
         variant.step()
     if variant.local:
