@@ -456,6 +456,13 @@ def test_settings_of_old_records_get_their_names_of_today():
     assert FedBAT.settings_of_record(new) == new
 
 
+@pytest.mark.parametrize("value", [1 / 3, 0.0012345678, 1e-300, 123456789.0, (1 / 3e4, 1 / 3e1)])
+def test_text_keeps_every_digit_of_a_setting(value):
+    """A client in Flower is given its method as text, and its server expects the very step size it gave."""
+    (again,) = parse_settings(FedBAT, {"bounds" if isinstance(value, tuple) else "rho": show(value)}).values()
+    assert again == value
+
+
 def test_settings_from_text():
     assert make_method("fedbat", {"bounds": "off", "rho": "4", "sent": "last"}) == FedBAT(4.0, bounds=None, sent="last")
     assert make_method("stoc-signsgd", {"alpha": "off"}) == StocSignSGD(None)

@@ -47,12 +47,14 @@ def parse_settings(kind: type, pairs: dict[str, str]) -> dict[str, Any]:
 
 
 def show(value: object) -> str:
-    """A setting as it is written on the command line."""
+    """A setting as it is written on the command line: short, but from its text comes the same value again."""
     if isinstance(value, tuple):
         return ",".join(map(show, value))
     if value is None or isinstance(value, bool):
         return "on" if value else "off"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float) and float(short := f"{value:g}") == value:
+        return short
+    return str(value)
 
 
 def _parse(text: str, hint: Any) -> Any:
