@@ -1,6 +1,7 @@
 """Flower: the same method code, checked without processes (real ones are in test_flower_deployment.py)."""
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
@@ -156,6 +157,20 @@ def test_strategies_that_compare_clients_get_a_dense_model_of_each(kind, monkeyp
 def test_strategies_that_cannot_work_are_refused_with_the_reason(wrong):
     with pytest.raises(ConfigError, match="cannot be compressed"):
         Compressed(wrong, FedBAT(), net())
+
+
+def test_what_clients_could_not_be_told_is_refused_at_the_start(monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class Mine(FedBAT):
+        pass
+
+    with pytest.raises(ConfigError, match=r"Mine is not registered.* set fedbat.METHODS"):
+        compressed(Mine())
+    monkeypatch.setitem(METHODS, "mine", Mine)
+    assert run(compressed(Mine()), World(make_app()), num_rounds=1).train_metrics_clientapp[1]["fedbat-uploads"] == 3
+    for wrong in ({"seed": -1}, {"seed": 2**63}, {"timeout": float("nan")}, {"max_ratio": float("nan")}):
+        with pytest.raises(ConfigError, match=f"{next(iter(wrong))}="):
+            compressed(**wrong)
 
 
 # State that outlives processes
