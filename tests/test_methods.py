@@ -424,18 +424,18 @@ def test_methods_are_frozen_hashable_and_round_trip_through_text(name):
         ("fedbat", {"bounds": "0.1,0.01"}, "expected 0 < lower <= upper"),
         ("fedbat", {"bounds": "0.1"}, "could not be read"),
         ("fedbat", {"sent": "both"}, "sent=both, expected one of fresh, last"),
-        ("fedbat", {"bits": "5"}, r"bits=5, expected a number in \[1, 4\]; bits=1 is the paper's"),
-        ("fedbat", {"bits": "0"}, r"bits=0, expected a number in \[1, 4\]"),
+        ("fedbat", {"bits": "5"}, "bits=5, expected a whole number from 1 to 4; bits=1 is the paper's"),
+        ("fedbat", {"bits": "0"}, "bits=0, expected a whole number from 1 to 4"),
         ("fedbat", {"bits": "last"}, "bits='last' could not be read"),
         ("fedbat", {"step": "x"}, "step=x, expected one of learned, fixed, inf-norm"),
         ("fedbat", {"foo": "1"}, "FedBAT has no setting 'foo'; it has rho, phi, step, bounds, sent, bits"),
         ("fedavg", {"foo": "1"}, "FedAvg has no setting 'foo'; it has none"),
         ("signsgd", {"alpha": "0"}, r"alpha=0.0, expected a number in \(0"),
         ("drive", {"scale": "l1"}, "scale=l1, expected one of unbiased, mse"),
-        ("eden", {"bits": "5"}, r"bits=5, expected a number in \[1, 4\]; 1 is unbiased DRIVE"),
+        ("eden", {"bits": "5"}, "bits=5, expected a whole number from 1 to 4; 1 is unbiased DRIVE"),
         ("fedmrn", {"mask": "ternary"}, "mask=ternary, expected one of binary, signed"),
         ("fedmrn", {"half_width": "0"}, r"half_width=0.0, expected a number in \(0"),
-        ("fedpaq", {"bits": "9"}, r"bits=9, expected a number in \[2, 8\]"),
+        ("fedpaq", {"bits": "9"}, "bits=9, expected a whole number from 2 to 8"),
         ("zerofl", {"sparsity": "1"}, "sparsity=1.0, expected"),
         ("zerofl", {"extra": "0.98"}, "extra=0.98, expected"),
         ("zerofl", {"sparse_first_layer": "maybe"}, "could not be read"),
@@ -446,6 +446,19 @@ def test_methods_are_frozen_hashable_and_round_trip_through_text(name):
 def test_bad_settings_say_got_expected_fix(name, settings, message):
     with pytest.raises(ConfigError, match=message):
         make_method(name, settings)
+
+
+@pytest.mark.parametrize("name", ["fedbat", "eden", "fedpaq"])
+def test_bits_are_whole(name):
+    with pytest.raises(ConfigError, match=r"bits=2.5, expected a whole number from \d to \d"):
+        METHODS[name](bits=2.5)
+
+
+def test_settings_of_the_registry_are_text():
+    """Records keep them so; True and None have words of their own there."""
+    for name, settings in (("ef-signsgd", {"memory": False}), ("fedbat", {"bounds": None}), ("fedbat", {"rho": 4})):
+        with pytest.raises(ConfigError, match="is not text; write it like its default"):
+            make_method(name, settings)
 
 
 def test_settings_of_old_records_get_their_names_of_today():

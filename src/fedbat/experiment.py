@@ -68,7 +68,7 @@ class Experiment:
             raise ConfigError(f"--init is {self.init!r}; choose from {', '.join(INITS)}")
         for name in ("clients", "per_round", "rounds", "epochs", "batch_size"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value is not None and not (isinstance(value, int) and value >= 1):
                 raise ConfigError(f"--{name.replace('_', '-')} is {value}, expected a whole number of at least 1")
         if self.per_round > self.clients:
             raise ConfigError(

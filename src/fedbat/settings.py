@@ -16,6 +16,12 @@ def check_range(name: str, value: float, low: float, high: float, hint: str, *, 
         raise ConfigError(f"{name}={value}, expected a number in {interval}; {hint}")
 
 
+def check_whole(name: str, value: int, low: int, high: int, hint: str) -> None:
+    """Low <= value <= high, and nothing in between two of them."""
+    if not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"{name}={value}, expected a whole number from {low} to {high}; {hint}")
+
+
 def check_choice(name: str, value: object, choices: Any) -> None:
     """`value` is one of a Literal type's values."""
     if value not in get_args(choices):
@@ -36,13 +42,13 @@ def parse_settings(kind: type, pairs: dict[str, str]) -> dict[str, Any]:
         if name not in known_names:
             known = f"it has {', '.join(known_names)}" if known_names else "it has none"
             raise ConfigError(f"{kind.__name__} has no setting {name!r}; {known}")
+        default = show(next(field.default for field in dataclasses.fields(kind) if field.name == name))
+        if not isinstance(text, str):
+            raise ConfigError(f"{name}={text!r} is not text; write it like its default, {default!r}")
         try:
             parsed[name] = _parse(text, hints[name])
         except ValueError:
-            default = next(field.default for field in dataclasses.fields(kind) if field.name == name)
-            raise ConfigError(
-                f"{name}={text!r} could not be read; write it like its default, {show(default)}"
-            ) from None
+            raise ConfigError(f"{name}={text!r} could not be read; write it like its default, {default}") from None
     return parsed
 
 

@@ -45,7 +45,7 @@ from fedbat.errors import ConfigError
 from fedbat.levels import OddLevels, odd_levels
 from fedbat.method import Forward, Local, Method, Step
 from fedbat.parts import Kind, Part, Signs
-from fedbat.settings import check_choice, check_range
+from fedbat.settings import check_choice, check_range, check_whole
 from fedbat.streams import Noise, Tensors
 
 StepRule = Literal["learned", "fixed", "inf-norm"]
@@ -77,7 +77,7 @@ class FedBAT(Method):
         )
         check_choice("step", self.step, StepRule)
         check_choice("sent", self.sent, Sent)
-        check_range("bits", self.bits, 1, 4, "bits=1 is the paper's")
+        check_whole("bits", self.bits, 1, 4, "bits=1 is the paper's")
         if self.bounds is not None and not 0 < self.bounds[0] <= self.bounds[1] < float("inf"):
             raise ConfigError(
                 f"bounds={self.bounds}, expected 0 < lower <= upper; use 5e-4,5e-2 as the authors, or off for none"
