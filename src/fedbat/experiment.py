@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedbat.data import DATASETS, MIN_SAMPLES, PARTITIONS, Dataset, Split, load_dataset, partition
+from fedbat.data import DATASETS, MIN_VIRTUAL_SAMPLES, PARTITIONS, Dataset, Split, load_dataset, partition
 from fedbat.downlink import FULL, check_downlink
 from fedbat.errors import ConfigError
 from fedbat.layout import Layout, layout_of
@@ -110,7 +110,7 @@ class Experiment:
             rounds=self.rounds or (200 if model.startswith("resnet") else 100),
             beta=used("beta", spec.default_beta),
             labels=used("labels", spec.default_labels),
-            samples=used("samples", MIN_SAMPLES),
+            samples=used("samples", MIN_VIRTUAL_SAMPLES),
         )
 
 

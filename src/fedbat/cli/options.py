@@ -138,9 +138,22 @@ def new_table(label: str, *figures: str) -> Table:
     return table
 
 
-def pair(text: str) -> tuple[str, str]:
-    """NAME=VALUE, taken apart."""
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise ConfigError(f"--set {text!r}, expected NAME=VALUE such as rho=6")
-    return name.strip(), value.strip()
+def pairs(option: str, texts: list[str] | None, example: str) -> list[tuple[str, str]]:
+    """What an option that takes NAME=VALUE was given, taken apart."""
+    found = []
+    for text in texts or []:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"{option} {text!r}, expected NAME=VALUE such as {example}")
+        found.append((name.strip(), value.strip()))
+    return found
+
+
+def check_file(out: Path, *endings: str) -> None:
+    """Whether a file with one of these endings can be written there."""
+    if out.suffix not in endings or out.is_dir():
+        *most, last = endings
+        expected = f"{', '.join(most)} or {last}" if most else last
+        raise ConfigError(f"--out {out}, expected a file that ends in {expected}")
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: the folder {out.parent} does not exist; create it or name another")

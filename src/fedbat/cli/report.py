@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedbat.cli.options import say
-from fedbat.errors import ConfigError, DataError
+from fedbat.cli.options import check_file, say
+from fedbat.errors import DataError
 from fedbat.storage import write_text
 from fedbat.view import megabytes
 
@@ -33,10 +33,7 @@ def report(
 
       fedbat report results runs --title "FedBAT on two data sets"
     """
-    if out.suffix not in (".html", ".htm") or out.is_dir():
-        raise ConfigError(f"--out {out}, expected a file that ends in .html")
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: the folder {out.parent} does not exist; create it or name another")
+    check_file(out, ".html", ".htm")
     from fedbat.report import render
 
     found = readable_runs(runs)

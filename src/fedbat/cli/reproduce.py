@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fedbat.cli.options import INTERRUPTED, Device, EngineName, PrecisionName, console, say
+from fedbat.cli.options import INTERRUPTED, Device, EngineName, PrecisionName, console, pairs, say
 from fedbat.engine import check_engine
 from fedbat.errors import ConfigError
 from fedbat.reproduce.cells import Cell
@@ -78,7 +78,7 @@ def reproduce(
         check_engine(engine, device, precision)
         deadline = float("inf") if minutes is None else start + 60 * minutes
         settings = Settings(results, work, engine, device, precision, jobs, deadline)
-        chosen = (name, _seeds(seeds), dict(map(_filter, only or [])))
+        chosen = (name, _seeds(seeds), dict(pairs("--only", only, "dataset=fmnist")))
         cells, trials = book.cells(*chosen), book.trials(*chosen)
         status = _sweep(cells, settings) if cells else 0
         if trials and status != INTERRUPTED:
@@ -189,10 +189,3 @@ def _seeds(text: str | None) -> list[int] | None:
         return None if text is None else [int(seed) for seed in text.split(",")]
     except ValueError:
         raise ConfigError(f"--seeds is {text!r}, expected whole numbers such as 0,1,2") from None
-
-
-def _filter(text: str) -> tuple[str, str]:
-    key, equals, values = text.partition("=")
-    if not equals:
-        raise ConfigError(f"--only {text!r}, expected KEY=VALUE such as dataset=fmnist")
-    return key, values
