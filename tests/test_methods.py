@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedbat import METHODS, ConfigError, begin, make_method
+from fedbat import METHODS, ConfigError, Payload, WireError, begin, layout_of, make_method
+from fedbat.layout import tensors_of
 from fedbat.method import Forward, Local, Method, Step
 from fedbat.methods.bifl import binary
 from fedbat.methods.ef_signsgd import EFSignSGD
@@ -371,6 +372,23 @@ def test_fedbat_holds_alpha_in_proportion(bits):
     m = torch.tensor([[0.1, -0.7, 0.3]])
     part = FedBAT(bits=bits, step="inf-norm").encode({}, Local({"x": m}), {}, UniformNoise(0, "x"))[0]["x"]
     assert float(part.reach) == pytest.approx(0.7) and float(part.unpack()[1]) == pytest.approx(-0.7)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_an_update_that_diverged_is_refused(name, value, rng):
+    """Without a bias or a norm that would show it: signs of NaN look like any others."""
+    if name.startswith("bifl") and math.isinf(value):
+        pytest.skip("BiFL sends weights, clipped to [-1, 1]")
+    model = nn.Linear(40, 3, bias=False)
+    layout, method = layout_of(model), make_method(name)
+    w, m = tensors_of(model, layout), 0.01 * torch.randn(3, 40, generator=rng)
+    m[1, 7] = value
+    local = Local({"weight": m}, method.learnables(w))
+    local.fixed = method.prepare(w, local)
+    parts, _ = method.encode(w, local, {}, UniformNoise(0, "noise"))
+    with pytest.raises(WireError, match="diverged"):
+        Payload.from_bytes(Payload(layout, parts, {}).to_bytes(), layout)
 
 
 def test_base_method_is_fedavg(rng):

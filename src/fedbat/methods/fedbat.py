@@ -38,6 +38,7 @@ from fedbat.binarize import (
     edge_of,
     inf_norm,
     mean_abs,
+    moved,
     step_size,
     stochastic_codes,
 )
@@ -144,7 +145,7 @@ class FedBAT(Method):
         u = noise(local.update)
         for (name, m), alpha in zip(local.update.items(), alphas, strict=True):
             codes = stochastic_codes(m, alpha, u[name], self.bits)
-            parts[name] = odd_levels(codes, alpha * m.any(), self.bits)
+            parts[name] = odd_levels(codes, alpha * moved(m), self.bits)
         return parts, memory
 
     @classmethod
