@@ -243,6 +243,13 @@ def test_a_method_may_use_what_it_learned_without_a_thought_of_gradients():
     assert Payload.from_bytes(raw, layout_of(model)).parts
 
 
+@pytest.mark.parametrize("context", [-1, 2**64])
+def test_context_must_fit_the_header(context):
+    model = mlp()
+    with pytest.raises(ConfigError, match=f"context={context}, expected a whole number from 0 to 2\\^64 - 1"):
+        begin(FedBAT(), model, torch.optim.SGD(model.parameters(), lr=0.1), 1, context=context)
+
+
 def test_num_steps_must_be_positive():
     model = mlp()
     with pytest.raises(ConfigError, match="num_steps=0"):

@@ -86,6 +86,8 @@ class LocalTraining:
             raise MethodError("this optimizer is in a round already; call finish() or leave its `with` block first")
         if num_steps < 1:
             raise ConfigError(f"num_steps={num_steps}, expected the number of optimizer steps to come, at least 1")
+        if not 0 <= context < 2**64:
+            raise ConfigError(f"context={context}, expected a whole number from 0 to 2^64 - 1, such as the round")
         self.method, self.layout, self.context = method, layout or layout_of(model), context
         self.memory = memory or {}
         self.step = Step(0, num_steps)
