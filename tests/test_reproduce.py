@@ -499,6 +499,7 @@ def test_the_command_runs_lists_and_writes(book, tmp_path, monkeypatch):
         ([], "nothing to do"),
         (["small", "--seeds", "a"], "expected whole numbers such as 0,1,2"),
         (["small", "--only", "fmnist"], "expected NAME=VALUE"),
+        (["--list", "--only", "dataset=fmnist"], "choose what is run; name a table"),
         (["small", "--only", "model=cnn"], "choose by dataset, clients, split, method"),
         (["small", "--jobs", "0"], "at least 1"),
     ],

@@ -23,7 +23,8 @@ def price(
     link: Annotated[str, LINK],
     target: Target = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for link.json and link.png. Default: none.", show_default=False)
+        Path | None,
+        typer.Option(help="Folder for link.json and link.png. Default: neither is written.", show_default=False),
     ] = None,
 ) -> None:
     """Price recorded runs on a link: rounds, bytes and seconds until they reach an accuracy. Nothing is run again.

@@ -20,8 +20,8 @@ Folders = Annotated[list[Path], typer.Argument(help="Folders of runs, or any abo
 
 def report(
     runs: Folders,
-    out: Annotated[Path, typer.Option(help="Page to write, or to write anew.")] = Path("report.html"),
-    title: Annotated[str, typer.Option(help="Of the page.")] = "Federated runs",
+    out: Annotated[Path, typer.Option(help="Page to write; an old one is replaced.")] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "Federated runs",
 ) -> None:
     """Put runs on one page to look at or to send: table, curves, the clients' labels, configurations.
 
