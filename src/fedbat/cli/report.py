@@ -25,7 +25,7 @@ def report(
 ) -> None:
     """Put runs on one page to look at or to send: table, curves, the clients' labels, configurations.
 
-    The page needs a browser and no network. Unfinished runs are shown as far as they are.
+    The page needs a browser and no network. Unfinished runs are shown as far as they have come.
 
     [bold]Examples[/]
 
