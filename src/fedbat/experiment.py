@@ -22,7 +22,7 @@ from fedbat.streams import stream, stream_seed
 
 
 def num_batches(num_samples: int, batch_size: int) -> int:
-    """In one pass; the last, short one counts."""
+    """Batches in one pass over so many samples; the last may be short."""
     return -(-num_samples // batch_size)
 
 
@@ -91,7 +91,7 @@ class Experiment:
         return self.method if self.down == FULL else f"{self.method} down={self.down}"
 
     def resolved(self) -> "Experiment":
-        """With every default written out."""
+        """The same experiment with every default written out."""
         spec = DATASETS[self.dataset]
         model = self.model or spec.default_model
 
@@ -132,11 +132,11 @@ class Federation:
         return sorted(int(client) for client in chosen)
 
     def num_steps(self, client: int) -> int:
-        """tau."""
+        """tau: the optimizer steps of a client in one round."""
         return self.experiment.epochs * num_batches(len(self.split[client]), self.experiment.batch_size)
 
     def weight(self, num_samples: int) -> int:
-        """Of a client with so many samples in the mean."""
+        """The weight in the mean of a client with so many samples."""
         return WEIGHTS[self.experiment.weights](num_samples, self.experiment.batch_size)
 
 

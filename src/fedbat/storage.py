@@ -16,7 +16,7 @@ DRAFT = ".draft"
 
 
 def make_folder(folder: Path) -> None:
-    """With all above it."""
+    """Make a folder and all above it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -250,7 +250,7 @@ def layer_reports(parts: Mapping[str, Part], figures: Tensor) -> dict[str, Layer
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """At least float32, in which updates are encoded; weights kept in half precision still train in theirs."""
+    """The tensor in float32 or better, in which updates are encoded; half-precision weights still train in theirs."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 

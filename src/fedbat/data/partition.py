@@ -27,7 +27,7 @@ class Dealt(list[Indices]):
 
     @property
     def most_samples(self) -> int:
-        """Of any client."""
+        """How many the largest client has."""
         return max(map(len, self))
 
 

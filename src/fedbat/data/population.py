@@ -25,7 +25,7 @@ class Split(Protocol):
 
     @property
     def most_samples(self) -> int:
-        """Of any client."""
+        """How many the largest client has."""
         ...
 
 

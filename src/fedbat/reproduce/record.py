@@ -97,7 +97,7 @@ class Record:
 
     @property
     def seconds(self) -> float:
-        """Of all rounds."""
+        """That all rounds took together."""
         return float(self.summary["seconds"])
 
     @property
