@@ -6,13 +6,13 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod, message_size_mod
 from flwr.serverapp import strategy as flower
 
 import fedbat
-from fedbat import METHODS, FedBAT, layout_of, make_method
+from fedbat import METHODS, EFSignSGD, FedBAT, layout_of, make_method
 from fedbat.errors import ConfigError, MethodError, WireError
 from fedbat.flower import Compressed, begin, fedbat_mod
 from fedbat.flower.client import MEMORY
@@ -29,6 +29,7 @@ from tests.flower_world import (
     same,
     sampled,
     train_locally,
+    train_one,
 )
 
 
@@ -300,6 +301,31 @@ def test_the_message_to_a_client_holds_one_array_and_our_settings_leave_it():
     assert CONFIG in message.content.config_records
     with pytest.raises(WireError):
         unpacked(ArrayRecord(net().state_dict()), UPLOAD)
+
+
+def test_nodes_without_a_partition_id_share_neither_noise_nor_files(tmp_path):
+    """With one noise for all, their random signs would err in the same direction."""
+    app, uploads = ClientApp(mods=[fedbat_mod]), {}
+
+    @app.train()
+    def train(msg, context):
+        model = net()
+        model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+        _, num = train_one(model, 0, begin)
+        return Message(RecordDict({"metrics": MetricRecord({"num-examples": num})}), reply_to=msg)
+
+    world = World(app)
+    for method in (FedBAT(), EFSignSGD()):
+        strategy = compressed(method)
+        message = next(iter(strategy.configure_train(1, ArrayRecord(net().state_dict()), ConfigRecord(), world)))
+        for node, partition in ((11, None), (12, None), (13, 0), (14, 0)):
+            config = {"fedbat-memory": str(tmp_path)} | ({} if partition is None else {"partition-id": partition})
+            context = Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={})
+            received = Message(copy.deepcopy(message.content), dst_node_id=node, message_type="train")
+            uploads[node] = unpacked(app(received, context).content.array_records["arrays"], UPLOAD)
+        if method == FedBAT():
+            assert uploads[11] != uploads[12] and uploads[13] == uploads[14]
+    assert len(list(tmp_path.iterdir())) == 3  # memories of two nodes and of one partition
 
 
 def test_a_server_cannot_choose_where_a_node_writes():
