@@ -2,7 +2,7 @@
 
 import dataclasses
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedbat.errors import ConfigError
 
@@ -46,7 +46,7 @@ def parse_settings(kind: type, pairs: dict[str, str]) -> dict[str, Any]:
         if not isinstance(text, str):
             raise ConfigError(f"{name}={text!r} is not text; write it like its default, {default!r}")
         try:
-            parsed[name] = _parse(text, hints[name])
+            parsed[name] = _parse(name, text, hints[name])
         except ValueError:
             raise ConfigError(f"{name}={text!r} could not be read; write it like its default, {default}") from None
     return parsed
@@ -63,19 +63,21 @@ def show(value: object) -> str:
     return str(value)
 
 
-def _parse(text: str, hint: Any) -> Any:
+def _parse(name: str, text: str, hint: Any) -> Any:
     options = get_args(hint)
-    if get_origin(hint) is UnionType:
+    if get_origin(hint) in (Union, UnionType):
         if NoneType in options and text.lower() in ("off", "none"):
             return None
-        return _parse(text, next(option for option in options if option is not NoneType))
+        return _parse(name, text, next(option for option in options if option is not NoneType))
     if get_origin(hint) is tuple:
         pieces = text.split(",")
-        return tuple(_parse(piece, option) for piece, option in zip(pieces, options, strict=True))
+        return tuple(_parse(name, piece, option) for piece, option in zip(pieces, options, strict=True))
     if hint is bool:
         if text.lower() not in _BOOLEANS:
             raise ValueError(text)
         return _BOOLEANS[text.lower()]
     if hint in (int, float):
         return hint(text)
-    return text  # a Literal: the dataclass checks it
+    if hint is str or get_origin(hint) is Literal:  # which the dataclass checks
+        return text
+    raise ConfigError(f"{name} is a {hint}, which cannot be given as text; set it in Python")
