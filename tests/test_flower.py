@@ -303,9 +303,9 @@ def test_the_message_to_a_client_holds_one_array_and_our_settings_leave_it():
         unpacked(ArrayRecord(net().state_dict()), UPLOAD)
 
 
-def test_nodes_without_a_partition_id_share_neither_noise_nor_files(tmp_path):
-    """With one noise for all, their random signs would err in the same direction."""
-    app, uploads = ClientApp(mods=[fedbat_mod]), {}
+def app_of_one_partition():
+    """All clients have the same data, whoever they are."""
+    app = ClientApp(mods=[fedbat_mod])
 
     @app.train()
     def train(msg, context):
@@ -314,6 +314,23 @@ def test_nodes_without_a_partition_id_share_neither_noise_nor_files(tmp_path):
         _, num = train_one(model, 0, begin)
         return Message(RecordDict({"metrics": MetricRecord({"num-examples": num})}), reply_to=msg)
 
+    return app
+
+
+def test_nodes_without_a_partition_id_are_asked_for_it_once():
+    world = World(app_of_one_partition())
+    numbers = {node: world.partition(node) for node in world.contexts}
+    world.partition = numbers.__getitem__
+    for context in world.contexts.values():
+        del context.node_config["partition-id"]
+    metrics = run(compressed(), world).train_metrics_clientapp
+    assert [metrics[round_]["fedbat-uploads"] for round_ in (1, 2, 3)] == [3, 3, 3]
+    assert [len(asked) for asked in world.asked if asked] == [NUM_CLIENTS, 3, 3, 3]
+
+
+def test_nodes_without_a_partition_id_share_neither_noise_nor_files(tmp_path):
+    """With one noise for all, their random signs would err in the same direction."""
+    app, uploads = app_of_one_partition(), {}
     world = World(app)
     for method in (FedBAT(), EFSignSGD()):
         strategy = compressed(method)
