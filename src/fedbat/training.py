@@ -156,7 +156,7 @@ class LocalTraining:
             )
         if self._seen is None:
             return
-        grad = {name: wide(p.grad) for name, p in self._parameters.items() if p.grad is not None}
+        grad = {name: wide(_dense(p.grad)) for name, p in self._parameters.items() if p.grad is not None}
         grads, learned = self.method.pull_back(self._w, self._local, self._u, self._seen, grad)
         self._point_at_live()
         for name, value in grads.items():
@@ -252,6 +252,11 @@ def layer_reports(parts: Mapping[str, Part], figures: Tensor) -> dict[str, Layer
 def wide(tensor: Tensor) -> Tensor:
     """The tensor in float32 or better, in which updates are encoded; half-precision weights still train in theirs."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def _dense(grad: Tensor) -> Tensor:
+    """A gradient as methods pull it back; those of embeddings may be sparse."""
+    return grad.to_dense() if grad.is_sparse else grad
 
 
 def _laid_out(x: Tensor, like: Tensor) -> Tensor:
