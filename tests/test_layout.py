@@ -276,3 +276,11 @@ def test_names_of_any_letters_are_found_and_told():
 def test_names_that_no_line_could_tell_are_refused(letter):
     with pytest.raises(ConfigError, match="holds a tab or a line break"):
         layout_of(nn.ModuleDict({f"a{letter}b": nn.Linear(2, 2)}))
+
+
+def test_types_that_do_not_travel_are_refused_unless_they_stay_home():
+    model = nn.Linear(2, 2)
+    model.register_buffer("scale", torch.ones(3).to(torch.float8_e4m3fn))
+    with pytest.raises(ConfigError, match=r"scale is torch.float8_e4m3fn, .* role 'skip'"):
+        layout_of(model)
+    assert len(layout_of(model, {"scale": "skip"})) == 2

@@ -169,6 +169,8 @@ def _check(name: str, tensor: Tensor, role: Role) -> None:
         raise ConfigError(f"role of {name} is {role!r}; choose from {', '.join(get_args(Role))}")
     if tensor.is_complex():
         raise ConfigError(f"{name} is complex, only real tensors can be sent; give it the role 'skip'")
+    if tensor.dtype not in _DTYPES.values():
+        raise ConfigError(f"{name} is {tensor.dtype}, which has no form to be sent in; give it the role 'skip'")
     if tensor.is_floating_point() == (role == "max"):
         kind = "floats" if tensor.is_floating_point() else "integers"
         raise ConfigError(f"{name} holds {kind} and cannot have role {role!r}; use 'skip' or drop the entry")
