@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import fedbat
 from fedbat import METHODS, EFSignSGD, FedBAT, layout_of, make_method
 from fedbat.errors import ConfigError, MethodError, WireError
 from fedbat.flower import Compressed, begin, fedbat_mod
+from fedbat.flower.checkpoint import ServerCheckpoint
 from fedbat.flower.client import MEMORY
 from fedbat.flower.records import CONFIG, UPLOAD, Orders, tensors_of_record, unpacked
 from fedbat.streams import stream
@@ -197,6 +199,18 @@ def test_a_server_that_stops_goes_on_after_its_last_round(kind, tmp_path):
     done = run(strategy(tmp_path), World(make_app()), num_rounds=4)
     assert same(done.arrays, whole.arrays)  # nothing left to do
     assert len(list(tmp_path.glob("round-*"))) == 1
+
+
+def test_what_a_strategy_carries_comes_back_as_it_was(tmp_path):
+    """By name even where parameters are called 0 and 1, as in a ParameterList; in a list where it was one."""
+    named = {"0": np.ones(3), "10": np.zeros((2, 2)), "9": np.full(1, 7.0)}
+    before = SimpleNamespace(m_t=named, v_t=None, momentum_vector=[array.copy() for array in named.values()])
+    after = SimpleNamespace(m_t=None, v_t=None, momentum_vector=None)
+    ServerCheckpoint(tmp_path).save(4, {"model": net().state_dict()}, before)
+    assert ServerCheckpoint(tmp_path).load(after)[0] == 4
+    assert after.m_t.keys() == named.keys() and after.v_t is None
+    for found, expected in [*zip(after.momentum_vector, named.values(), strict=True), (after.m_t["9"], named["9"])]:
+        assert np.array_equal(found, expected)
 
 
 def test_a_nodes_memory_outlives_its_restart(tmp_path):
