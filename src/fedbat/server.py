@@ -104,12 +104,7 @@ def check_average(weight: float) -> None:
 
 
 class Server:
-    """A model that learns from uploads: `add` them, then `step`.
-
-    >>> server = Server(method, model)            # doctest: +SKIP
-    >>> server.add(raw_bytes, weight=num_samples)  # doctest: +SKIP
-    >>> server.step()                              # doctest: +SKIP
-    """
+    """A model that learns from uploads: `add(raw, weight=num_samples)` each of a round's, then `step()`."""
 
     def __init__(self, method: Method, model: nn.Module, *, layout: Layout | None = None) -> None:
         check_method(method)
