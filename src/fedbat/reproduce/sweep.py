@@ -187,7 +187,6 @@ def _data(name: str) -> Dataset:
 
 def _claimed(folder: Path) -> AbstractContextManager[bool]:
     """Whether this process may have the cell, its folder's removal included."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     return holding(folder.with_name(folder.name + ".lock"))
 
 
