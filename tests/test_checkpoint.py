@@ -23,6 +23,7 @@ from fedbat.engine.sequential import SequentialEngine
 from fedbat.errors import ConfigError, DataError
 from fedbat.experiment import prepare
 from fedbat.lock import LOCK
+from fedbat.records import check_free, is_finished
 from fedbat.run import run_recorded
 from fedbat.simulation import initial_state, rounds
 from tests.command import ENVIRONMENT
@@ -284,6 +285,16 @@ def test_what_cannot_be_continued_says_why(tmp_path):
     index.unlink()
     with pytest.raises(DataError, match="has 1 rounds but no checkpoint to go on from"):
         run(federation, folder)
+
+
+@pytest.mark.parametrize("file", ["summary.json", "compare.json"])
+@pytest.mark.parametrize("text", ["{}", "[]", "3", "{"])
+def test_files_that_are_no_runs_are_told_as_such(file, text, tmp_path):
+    (tmp_path / file).write_text(text)
+    with pytest.raises(DataError, match="holds no run"):
+        is_finished(tmp_path)
+    with pytest.raises(ConfigError, match="already exists and is not empty"):
+        check_free(tmp_path)
 
 
 def test_a_finished_run_is_read_and_left_alone(federation, uninterrupted):

@@ -264,7 +264,7 @@ def test_help_has_examples(command, fedbat_here):
 
 
 @pytest.mark.parametrize(
-    "command, words", [("resume", "Of an unfinished run"), ("report", "Folders of runs"), ("reproduce", "A table")]
+    "command, words", [("resume", "Folder of an unfinished"), ("report", "Folders of runs"), ("reproduce", "A table")]
 )
 def test_help_tells_what_arguments_are(command, words, fedbat_here):
     text = fedbat_here(command, "--help", check=0).stdout

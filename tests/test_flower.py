@@ -1,19 +1,22 @@
 """Flower: the same method code, checked without processes (real ones are in test_flower_deployment.py)."""
 
 import copy
+import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod, message_size_mod
 from flwr.serverapp import strategy as flower
 
 import fedbat
-from fedbat import METHODS, FedBAT, layout_of, make_method
+from fedbat import METHODS, EFSignSGD, FedBAT, layout_of, make_method
 from fedbat.errors import ConfigError, MethodError, WireError
 from fedbat.flower import Compressed, begin, fedbat_mod
+from fedbat.flower.checkpoint import ServerCheckpoint
 from fedbat.flower.client import MEMORY
 from fedbat.flower.records import CONFIG, UPLOAD, Orders, tensors_of_record, unpacked
 from fedbat.streams import stream
@@ -28,6 +31,7 @@ from tests.flower_world import (
     same,
     sampled,
     train_locally,
+    train_one,
 )
 
 
@@ -158,6 +162,20 @@ def test_strategies_that_cannot_work_are_refused_with_the_reason(wrong):
         Compressed(wrong, FedBAT(), net())
 
 
+def test_what_clients_could_not_be_told_is_refused_at_the_start(monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class Mine(FedBAT):
+        pass
+
+    with pytest.raises(ConfigError, match=r"Mine is not registered.* set fedbat.METHODS"):
+        compressed(Mine())
+    monkeypatch.setitem(METHODS, "mine", Mine)
+    assert run(compressed(Mine()), World(make_app()), num_rounds=1).train_metrics_clientapp[1]["fedbat-uploads"] == 3
+    for wrong in ({"seed": -1}, {"seed": 2**63}, {"timeout": float("nan")}, {"max_ratio": float("nan")}):
+        with pytest.raises(ConfigError, match=f"{next(iter(wrong))}="):
+            compressed(**wrong)
+
+
 # State that outlives processes
 
 
@@ -181,6 +199,18 @@ def test_a_server_that_stops_goes_on_after_its_last_round(kind, tmp_path):
     done = run(strategy(tmp_path), World(make_app()), num_rounds=4)
     assert same(done.arrays, whole.arrays)  # nothing left to do
     assert len(list(tmp_path.glob("round-*"))) == 1
+
+
+def test_what_a_strategy_carries_comes_back_as_it_was(tmp_path):
+    """By name even where parameters are called 0 and 1, as in a ParameterList; in a list where it was one."""
+    named = {"0": np.ones(3), "10": np.zeros((2, 2)), "9": np.full(1, 7.0)}
+    before = SimpleNamespace(m_t=named, v_t=None, momentum_vector=[array.copy() for array in named.values()])
+    after = SimpleNamespace(m_t=None, v_t=None, momentum_vector=None)
+    ServerCheckpoint(tmp_path).save(4, {"model": net().state_dict()}, before)
+    assert ServerCheckpoint(tmp_path).load(after)[0] == 4
+    assert after.m_t.keys() == named.keys() and after.v_t is None
+    for found, expected in [*zip(after.momentum_vector, named.values(), strict=True), (after.m_t["9"], named["9"])]:
+        assert np.array_equal(found, expected)
 
 
 def test_a_nodes_memory_outlives_its_restart(tmp_path):
@@ -285,6 +315,48 @@ def test_the_message_to_a_client_holds_one_array_and_our_settings_leave_it():
     assert CONFIG in message.content.config_records
     with pytest.raises(WireError):
         unpacked(ArrayRecord(net().state_dict()), UPLOAD)
+
+
+def app_of_one_partition():
+    """All clients have the same data, whoever they are."""
+    app = ClientApp(mods=[fedbat_mod])
+
+    @app.train()
+    def train(msg, context):
+        model = net()
+        model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+        _, num = train_one(model, 0, begin)
+        return Message(RecordDict({"metrics": MetricRecord({"num-examples": num})}), reply_to=msg)
+
+    return app
+
+
+def test_nodes_without_a_partition_id_are_asked_for_it_once():
+    world = World(app_of_one_partition())
+    numbers = {node: world.partition(node) for node in world.contexts}
+    world.partition = numbers.__getitem__
+    for context in world.contexts.values():
+        del context.node_config["partition-id"]
+    metrics = run(compressed(), world).train_metrics_clientapp
+    assert [metrics[round_]["fedbat-uploads"] for round_ in (1, 2, 3)] == [3, 3, 3]
+    assert [len(asked) for asked in world.asked if asked] == [NUM_CLIENTS, 3, 3, 3]
+
+
+def test_nodes_without_a_partition_id_share_neither_noise_nor_files(tmp_path):
+    """With one noise for all, their random signs would err in the same direction."""
+    app, uploads = app_of_one_partition(), {}
+    world = World(app)
+    for method in (FedBAT(), EFSignSGD()):
+        strategy = compressed(method)
+        message = next(iter(strategy.configure_train(1, ArrayRecord(net().state_dict()), ConfigRecord(), world)))
+        for node, partition in ((11, None), (12, None), (13, 0), (14, 0)):
+            config = {"fedbat-memory": str(tmp_path)} | ({} if partition is None else {"partition-id": partition})
+            context = Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={})
+            received = Message(copy.deepcopy(message.content), dst_node_id=node, message_type="train")
+            uploads[node] = unpacked(app(received, context).content.array_records["arrays"], UPLOAD)
+        if method == FedBAT():
+            assert uploads[11] != uploads[12] and uploads[13] == uploads[14]
+    assert len(list(tmp_path.iterdir())) == 3  # memories of two nodes and of one partition
 
 
 def test_a_server_cannot_choose_where_a_node_writes():

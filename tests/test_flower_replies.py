@@ -10,7 +10,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import strategy as flower
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedbat import FedBAT, Payload, layout_of, make_method
+from fedbat import FedBAT, Payload, SignSGD, layout_of, make_method
 from fedbat.errors import ConfigError
 from fedbat.flower.records import UPLOAD, packed, unpacked
 from fedbat.parts import Dense
@@ -193,6 +193,11 @@ def test_a_method_with_one_step_size_takes_no_other(name):
         world.spoil[client] = lambda reply, factor=factor: restepped_by(reply, factor)
         metrics = run(compressed(make_method(name)), world, num_rounds=1).train_metrics_clientapp[1]
         assert metrics.get("fedbat-dropped-step", 0) == dropped
+
+
+def test_a_step_size_of_many_digits_is_the_clients_too():
+    metrics = run(compressed(SignSGD(alpha=0.0012345678)), World(make_app()), num_rounds=1).train_metrics_clientapp[1]
+    assert metrics["fedbat-uploads"] == 3
 
 
 def test_an_operator_may_say_how_many_samples_a_client_has_at_most():

@@ -261,3 +261,26 @@ def test_the_whole_layout_has_every_tensor_of_the_state_dict():
     frozen = {"frozen.weight": "dense", "frozen.bias": "dense"}
     assert more == {"conv.bias": "dense", "mask": "max", "tied.weight": "compress", **frozen}
     assert whole_layout(model.conv, layout_of(model.conv)) == layout_of(model.conv)
+
+
+def test_names_of_any_letters_are_found_and_told():
+    odd = ["a[0]", "b*", "c\r", "d\x0c", "e\u2028", "f g"]
+    model = nn.ModuleDict({key: nn.Linear(2, 2) for key in odd})
+    layout = layout_of(model)
+    assert Layout.from_text(layout.text) == layout
+    dense = layout_of(model, {f"{key}.weight": "dense" for key in odd})
+    assert not dense.compressed and len(dense) == 2 * len(odd)
+
+
+@pytest.mark.parametrize("letter", ["\t", "\n"])
+def test_names_that_no_line_could_tell_are_refused(letter):
+    with pytest.raises(ConfigError, match="holds a tab or a line break"):
+        layout_of(nn.ModuleDict({f"a{letter}b": nn.Linear(2, 2)}))
+
+
+def test_types_that_do_not_travel_are_refused_unless_they_stay_home():
+    model = nn.Linear(2, 2)
+    model.register_buffer("scale", torch.ones(3).to(torch.float8_e4m3fn))
+    with pytest.raises(ConfigError, match=r"scale is torch.float8_e4m3fn, .* role 'skip'"):
+        layout_of(model)
+    assert len(layout_of(model, {"scale": "skip"})) == 2

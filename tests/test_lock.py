@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -92,3 +94,18 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(lock, "_lock_or_raise", none_here)
     with caplog.at_level(logging.WARNING), locked(tmp_path):
         assert "without locks; nothing keeps two processes from it" in caplog.text
+
+
+def test_a_folder_that_its_holder_removes_at_the_same_moment_is_made_again(tmp_path):
+    """An empty folder goes with its lock; whoever comes just then must not stumble over that."""
+
+    def come_and_go(_):
+        held = 0
+        for _ in range(300):
+            with suppress(ConfigError), locked(tmp_path / "run"):  # in use by another
+                held += 1
+        return held
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(come_and_go, range(4))) > 0
+    assert not (tmp_path / "run").exists()

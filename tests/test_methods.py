@@ -2,13 +2,15 @@
 
 import dataclasses
 import math
+from typing import Literal, Optional
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedbat import METHODS, ConfigError, begin, make_method
+from fedbat import METHODS, ConfigError, Payload, WireError, begin, layout_of, make_method
+from fedbat.layout import tensors_of
 from fedbat.method import Forward, Local, Method, Step
 from fedbat.methods.bifl import binary
 from fedbat.methods.ef_signsgd import EFSignSGD
@@ -373,6 +375,28 @@ def test_fedbat_holds_alpha_in_proportion(bits):
     assert float(part.reach) == pytest.approx(0.7) and float(part.unpack()[1]) == pytest.approx(-0.7)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (name, value)
+        for name in sorted(METHODS)
+        for value in (math.nan, math.inf, -math.inf)
+        if math.isnan(value) or not name.startswith("bifl")  # which sends weights, clipped to [-1, 1]
+    ],
+)
+def test_an_update_that_diverged_is_refused(name, value, rng):
+    """Without a bias or a norm that would show it: signs of NaN look like any others."""
+    model = nn.Linear(40, 3, bias=False)
+    layout, method = layout_of(model), make_method(name)
+    w, m = tensors_of(model, layout), 0.01 * torch.randn(3, 40, generator=rng)
+    m[1, 7] = value
+    local = Local({"weight": m}, method.learnables(w))
+    local.fixed = method.prepare(w, local)
+    parts, _ = method.encode(w, local, {}, UniformNoise(0, "noise"))
+    with pytest.raises(WireError, match="diverged"):
+        Payload.from_bytes(Payload(layout, parts, {}).to_bytes(), layout)
+
+
 def test_base_method_is_fedavg(rng):
     m = torch.randn(9, generator=rng)
     base, fedavg = Method(), make_method("fedavg")
@@ -424,18 +448,18 @@ def test_methods_are_frozen_hashable_and_round_trip_through_text(name):
         ("fedbat", {"bounds": "0.1,0.01"}, "expected 0 < lower <= upper"),
         ("fedbat", {"bounds": "0.1"}, "could not be read"),
         ("fedbat", {"sent": "both"}, "sent=both, expected one of fresh, last"),
-        ("fedbat", {"bits": "5"}, r"bits=5, expected a number in \[1, 4\]; bits=1 is the paper's"),
-        ("fedbat", {"bits": "0"}, r"bits=0, expected a number in \[1, 4\]"),
+        ("fedbat", {"bits": "5"}, "bits=5, expected a whole number from 1 to 4; bits=1 is the paper's"),
+        ("fedbat", {"bits": "0"}, "bits=0, expected a whole number from 1 to 4"),
         ("fedbat", {"bits": "last"}, "bits='last' could not be read"),
         ("fedbat", {"step": "x"}, "step=x, expected one of learned, fixed, inf-norm"),
         ("fedbat", {"foo": "1"}, "FedBAT has no setting 'foo'; it has rho, phi, step, bounds, sent, bits"),
         ("fedavg", {"foo": "1"}, "FedAvg has no setting 'foo'; it has none"),
         ("signsgd", {"alpha": "0"}, r"alpha=0.0, expected a number in \(0"),
         ("drive", {"scale": "l1"}, "scale=l1, expected one of unbiased, mse"),
-        ("eden", {"bits": "5"}, r"bits=5, expected a number in \[1, 4\]; 1 is unbiased DRIVE"),
+        ("eden", {"bits": "5"}, "bits=5, expected a whole number from 1 to 4; 1 is unbiased DRIVE"),
         ("fedmrn", {"mask": "ternary"}, "mask=ternary, expected one of binary, signed"),
         ("fedmrn", {"half_width": "0"}, r"half_width=0.0, expected a number in \(0"),
-        ("fedpaq", {"bits": "9"}, r"bits=9, expected a number in \[2, 8\]"),
+        ("fedpaq", {"bits": "9"}, "bits=9, expected a whole number from 2 to 8"),
         ("zerofl", {"sparsity": "1"}, "sparsity=1.0, expected"),
         ("zerofl", {"extra": "0.98"}, "extra=0.98, expected"),
         ("zerofl", {"sparse_first_layer": "maybe"}, "could not be read"),
@@ -448,12 +472,46 @@ def test_bad_settings_say_got_expected_fix(name, settings, message):
         make_method(name, settings)
 
 
+@pytest.mark.parametrize("name", ["fedbat", "eden", "fedpaq"])
+def test_bits_are_whole(name):
+    with pytest.raises(ConfigError, match=r"bits=2.5, expected a whole number from \d to \d"):
+        METHODS[name](bits=2.5)
+
+
+def test_settings_of_the_registry_are_text():
+    """Records keep them so; True and None have words of their own there."""
+    for name, settings in (("ef-signsgd", {"memory": False}), ("fedbat", {"bounds": None}), ("fedbat", {"rho": 4})):
+        with pytest.raises(ConfigError, match="is not text; write it like its default"):
+            make_method(name, settings)
+
+
 def test_settings_of_old_records_get_their_names_of_today():
     """`bits` once said which draw is sent."""
     old = {"rho": 6.0, "bits": "last"}
     assert FedBAT.settings_of_record(old) == {"rho": 6.0, "sent": "last"}
     new = FedBAT(bits=2).settings()
     assert FedBAT.settings_of_record(new) == new
+
+
+@pytest.mark.parametrize("value", [1 / 3, 0.0012345678, 1e-300, 123456789.0, (1 / 3e4, 1 / 3e1)])
+def test_text_keeps_every_digit_of_a_setting(value):
+    """A client in Flower is given its method as text, and its server expects the very step size it gave."""
+    (again,) = parse_settings(FedBAT, {"bounds" if isinstance(value, tuple) else "rho": show(value)}).values()
+    assert again == value
+
+
+def test_settings_of_your_own_methods_are_read_by_their_types():
+    @dataclasses.dataclass(frozen=True)
+    class Mine(Method):
+        scale: Optional[float] = None  # noqa: UP045
+        mode: Literal["a", "b"] = "a"
+        name: str = "x"
+        sizes: list[int] = dataclasses.field(default_factory=list)
+
+    assert parse_settings(Mine, {"scale": "0.5", "mode": "b", "name": "y"}) == {"scale": 0.5, "mode": "b", "name": "y"}
+    assert parse_settings(Mine, {"scale": "off"}) == {"scale": None}
+    with pytest.raises(ConfigError, match=r"sizes is a list\[int\], which cannot be given as text"):
+        parse_settings(Mine, {"sizes": "1,2"})
 
 
 def test_settings_from_text():

@@ -272,3 +272,21 @@ def test_a_layer_unused_in_a_step_does_not_move_its_step_size():
         and local._local.learned["3.weight"] != before["3.weight"]
     )
     local.finish()
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedbat", "zerofl", "fedmrn", "bifl"])
+def test_sparse_gradients_are_pulled_back_like_dense_ones(name):
+    def trained(sparse):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(20, 6, sparse=sparse), nn.Flatten(), nn.Linear(24, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        with begin(make_method(name), model, optimizer, 6, noise=UniformNoise(0, "noise")) as local:
+            for step in range(6):
+                # No word twice: of several gradients of one row the sums would be rounded in another order.
+                words = torch.randperm(20, generator=torch.Generator().manual_seed(step))[:16].view(4, 4)
+                optimizer.zero_grad()
+                F.cross_entropy(model(words), words[:, 0] % 3).backward()
+                optimizer.step()
+            return local.finish().to_bytes()
+
+    assert trained(sparse=True) == trained(sparse=False)

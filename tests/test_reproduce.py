@@ -22,6 +22,7 @@ from fedbat.plots import Line, Panel, draw_panels
 from fedbat.reproduce import Cell, Record, Records, load_book, load_record
 from fedbat.reproduce.cells import canonical, configuration, identity
 from fedbat.reproduce.figures import draw_figures
+from fedbat.reproduce.metrics import weighted_error
 from fedbat.reproduce.pace import Machine, Pace
 from fedbat.reproduce.record import publish
 from fedbat.reproduce.report import AGAINST, render
@@ -359,10 +360,38 @@ def test_an_incomplete_run_is_not_published(tmp_path):
 
 
 def test_records_are_asked_by_what_was_run():
-    records = Records(tuple(_record({"fedbat": 0.9, "fedavg": 0.8}) + _record({"fedbat": 0.7}, "svhn")))
-    assert len(records.where(method="fedbat")) == 2
-    (found,) = records.where(dataset="fmnist", rho=6.0)
-    assert found.best == pytest.approx(90) and records.get(found.identity) is found
+    made = _record({"fedbat": 0.9, "fedavg": 0.8}) + _record({"fedbat": 0.7}, "svhn")
+    records = Records(tuple(made))
+    assert all(records.get(record.identity) is record for record in made)
+
+
+def test_a_model_of_which_nothing_is_compressed_has_a_record_too(tmp_path):
+    run = _record({"fedavg": 0.9}, num_layers=0)[0]
+    record = publish(run, tmp_path / "record")
+    assert record.relative_error == run.relative_error == [0.0] * 100
+    assert weighted_error(record) == weighted_error(run) == [math.inf] * 100
+
+
+@pytest.mark.parametrize("summary", ["[]", "{}", '{"config": {}}', '{"config": {"method_settings": 3}}', "3"])
+def test_a_summary_of_something_else_is_no_record(summary, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "summary.json").write_text(summary)
+    (tmp_path / "other" / "rounds.jsonl").write_text("{}\n")
+    assert len(Records.load(tmp_path)) == 0
+    with pytest.raises(DataError, match="holds no record of fedbat"):
+        load_record(tmp_path / "other")
+
+
+def test_where_a_record_was_made_is_what_computed_it_not_what_was_there():
+    record = _record({"fedbat": 0.9})[0]
+
+    def processor(name, device=None, gpu="a card"):
+        engine = {"name": name, "precision": "fp32", "device": device}
+        summary = record.summary | {"engine": engine, "machine": {"gpu": gpu}}
+        return Machine.of(Record(record.folder, summary, ())).processor
+
+    assert processor("CudaEngine") == processor("SequentialEngine", "cuda:0") == "a card"
+    assert processor("CpuEngine") == processor("SequentialEngine") == processor("CpuEngine", gpu=None) == "cpu"
 
 
 def test_a_record_of_an_older_version_is_still_the_cells():
@@ -471,7 +500,8 @@ def test_the_command_runs_lists_and_writes(book, tmp_path, monkeypatch):
     [
         ([], "nothing to do"),
         (["small", "--seeds", "a"], "expected whole numbers such as 0,1,2"),
-        (["small", "--only", "fmnist"], "expected KEY=VALUE"),
+        (["small", "--only", "fmnist"], "expected NAME=VALUE"),
+        (["--list", "--only", "dataset=fmnist"], "choose what is run; name a table"),
         (["small", "--only", "model=cnn"], "choose by dataset, clients, split, method"),
         (["small", "--jobs", "0"], "at least 1"),
     ],

@@ -1,5 +1,6 @@
 """Aggregation (check 7): the weighted mean of what was decoded, layer by layer."""
 
+import copy
 import itertools
 
 import pytest
@@ -107,3 +108,18 @@ def test_server_refuses_nonsense():
     for weight in (0, -1, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match="weight="):
             server.add(payload, weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.uint16, torch.uint32, torch.uint64])
+def test_of_every_kind_of_integer_the_largest_is_kept(dtype):
+    model = nn.Linear(3, 2)
+    model.register_buffer("seen", torch.tensor([1, 0, 1]).to(dtype))
+    server, raws = Server(make_method("fedavg"), model), []
+    for seen in ([0, 1, 1], [0, 0, 0]):
+        client = copy.deepcopy(model)
+        client.seen.copy_(torch.tensor(seen).to(dtype))
+        raws.append(begin(make_method("fedavg"), client, torch.optim.SGD(client.parameters(), lr=0.1), 1).finish())
+    for raw in raws:
+        server.add(raw.to_bytes(), 1)
+    server.step()
+    assert model.seen.dtype == dtype and model.seen.tolist() == [1, 1, 1]

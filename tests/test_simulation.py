@@ -230,6 +230,7 @@ def test_diverged_training_is_said_with_round_and_client():
     [
         ({"per_round": 13}, ConfigError, "--per-round is 13 but there are only 12 clients"),
         ({"rounds": 0}, ConfigError, "--rounds is 0"),
+        ({"epochs": 1.5}, ConfigError, "--epochs is 1.5, expected a whole number"),
         ({"batch_size": 0}, ConfigError, "--batch-size is 0"),
         ({"lr": float("nan")}, ConfigError, "--lr is nan"),
         ({"seed": -1}, ConfigError, "--seed is -1"),

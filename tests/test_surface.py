@@ -44,6 +44,10 @@ def test_all_is_sorted_and_complete():
     assert all(hasattr(fedbat, name) for name in fedbat.__all__)
 
 
+def test_every_method_is_there_by_its_own_name():
+    assert {kind.__name__ for kind in fedbat.METHODS.values()} <= set(fedbat.__all__)
+
+
 def test_imports_point_one_way():
     for path in SOURCE.rglob("*.py"):
         module = path.relative_to(SOURCE).with_suffix("").parts[0]

@@ -200,7 +200,7 @@ def test_the_page_of_traffic_shows_what_the_records_say(book, settings):
     assert not any(cell for row in rows[:2] for cell in row[3:])
     whole = whole_bytes(prepare(book.cells("few", [0], {})[0].experiment).layout)
     for row, down in zip(rows[2:], ("32", "4"), strict=True):
-        (record,) = records.where(down=down)
+        (record,) = (record for record in records if record.configuration["down"] == down)
         summary = record.summary
         assert row[3:6] == ["1", f"{record.best:.2f}", f"{record.last10:.2f}"]
         received, best, last_ten = (

@@ -1,5 +1,7 @@
 """Local training: equal to the paper's algorithm; what is trained is what is sent is what is added."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,9 @@ from torch.nn import functional as F
 
 from fedbat import METHODS, Aggregator, ConfigError, MethodError, Payload, Server, begin, layout_of, make_method
 from fedbat.layout import tensors_of
+from fedbat.method import Method
 from fedbat.methods.fedbat import FedBAT
+from fedbat.parts import Dense
 from tests.local_training import (
     OPTIMIZERS,
     RecordedNoise,
@@ -208,6 +212,42 @@ def test_mistakes_of_begin_are_named():
     with begin(FedBAT(), model, optimizer, 3), pytest.raises(MethodError, match="in a round already"):
         begin(FedBAT(), model, optimizer, 3)
     begin(FedBAT(), model, optimizer, 3).finish()
+
+
+def test_a_round_that_cannot_begin_leaves_nothing_hooked():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = [p.detach().clone() for p in model.parameters()]
+    num = len(optimizer.param_groups[0]["params"])
+    with pytest.raises(ZeroDivisionError):
+        begin(FedBAT(phi=0.0), model, optimizer, 3, noise=lambda like: 1 / 0)
+    assert len(optimizer.param_groups[0]["params"]) == num
+    assert all(map(torch.equal, before, model.parameters()))
+    begin(FedBAT(), model, optimizer, 3).finish()
+
+
+def test_a_method_may_use_what_it_learned_without_a_thought_of_gradients():
+    @dataclass(frozen=True)
+    class Scaled(Method):
+        def learnables(self, w):
+            return {name: torch.ones(()) for name in w}
+
+        def encode(self, w, local, memory, noise):
+            return {k: Dense((local.learned[k] * m).reshape(-1)) for k, m in local.update.items()}, memory
+
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with begin(Scaled(), model, optimizer, 2) as local:
+        run(model, optimizer, some_batches(2))
+        raw = local.finish().to_bytes()
+    assert Payload.from_bytes(raw, layout_of(model)).parts
+
+
+@pytest.mark.parametrize("context", [-1, 2**64])
+def test_context_must_fit_the_header(context):
+    model = mlp()
+    with pytest.raises(ConfigError, match=f"context={context}, expected a whole number from 0 to 2\\^64 - 1"):
+        begin(FedBAT(), model, torch.optim.SGD(model.parameters(), lr=0.1), 1, context=context)
 
 
 def test_num_steps_must_be_positive():

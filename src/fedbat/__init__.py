@@ -9,9 +9,12 @@ from fedbat.layout import Layout, layout_of
 from fedbat.method import Method
 from fedbat.methods import METHODS, make_method
 from fedbat.methods.bifl import BiFL, BiFLFull
+from fedbat.methods.drive import DRIVE
+from fedbat.methods.eden import EDEN
 from fedbat.methods.ef_signsgd import EFSignSGD
 from fedbat.methods.fedavg import FedAvg
 from fedbat.methods.fedbat import FedBAT
+from fedbat.methods.fedmrn import FedMRN
 from fedbat.methods.fedpaq import FedPAQ
 from fedbat.methods.noisy_signsgd import NoisySignSGD
 from fedbat.methods.signsgd import SignSGD
@@ -23,6 +26,8 @@ from fedbat.training import LocalTraining, Upload, begin
 from fedbat.wire import Payload
 
 __all__ = [
+    "DRIVE",
+    "EDEN",
     "METHODS",
     "Aggregator",
     "BiFL",
@@ -32,6 +37,7 @@ __all__ = [
     "EFSignSGD",
     "FedAvg",
     "FedBAT",
+    "FedMRN",
     "FedPAQ",
     "FedbatError",
     "Layout",

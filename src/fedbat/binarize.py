@@ -103,6 +103,12 @@ def inf_norm(m: Tensor) -> Tensor:
     return torch.maximum(-low, high)
 
 
+def moved(m: Tensor) -> Tensor:
+    """1 for a layer that has moved, 0 for one that has not, NaN where training diverged: times a given step size."""
+    largest = inf_norm(m) if m.numel() else m.new_zeros(())
+    return torch.where(largest == 0, largest, largest / largest)
+
+
 def sign_or_coin(m: Tensor, u: Tensor) -> Tensor:
     """True where m > 0; exact zeros toss a coin, so that dead weights do not drift in one direction."""
     return (m > 0) | ((m == 0) & (u < 0.5))

@@ -93,12 +93,12 @@ KINDS[Channels.KIND] = Channels
 
 
 def num_channels(shape: Sequence[int]) -> int:
-    """Parts of a tensor that have a scale of their own."""
+    """How many slices of a tensor have a scale of their own: its first dimension, or one for a vector."""
     return (shape[0] if len(shape) > 1 else 1) if math.prod(shape) else 0
 
 
 def body_bytes(shape: Sequence[int], width: int) -> int:
-    """Of the part of a tensor of this shape."""
+    """Length of the body of a tensor of this shape."""
     return 4 * num_channels(shape) + packing.num_bytes(width * math.prod(shape))
 
 

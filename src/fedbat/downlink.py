@@ -81,7 +81,7 @@ DOWNLINKS: dict[str, Whole] = {
 
 
 def check_downlink(name: str) -> None:
-    """Refuse what there is not."""
+    """Refuse a name that is not in DOWNLINKS."""
     if name not in DOWNLINKS:
         raise ConfigError(
             f"down is {name!r}, expected {', '.join(map(repr, DOWNLINKS))}: bits of a weight, or following"
@@ -89,7 +89,7 @@ def check_downlink(name: str) -> None:
 
 
 def whole_bytes(layout: Layout) -> int:
-    """Of the model as it is."""
+    """Bytes of the model as it is, uncompressed and without a header."""
     return sum(entry.nbytes for entry in layout)
 
 

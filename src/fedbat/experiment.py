@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedbat.data import DATASETS, MIN_SAMPLES, PARTITIONS, Dataset, Split, load_dataset, partition
+from fedbat.data import DATASETS, MIN_VIRTUAL_SAMPLES, PARTITIONS, Dataset, Split, load_dataset, partition
 from fedbat.downlink import FULL, check_downlink
 from fedbat.errors import ConfigError
 from fedbat.layout import Layout, layout_of
@@ -22,7 +22,7 @@ from fedbat.streams import stream, stream_seed
 
 
 def num_batches(num_samples: int, batch_size: int) -> int:
-    """In one pass; the last, short one counts."""
+    """Batches in one pass over so many samples; the last may be short."""
     return -(-num_samples // batch_size)
 
 
@@ -68,7 +68,7 @@ class Experiment:
             raise ConfigError(f"--init is {self.init!r}; choose from {', '.join(INITS)}")
         for name in ("clients", "per_round", "rounds", "epochs", "batch_size"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value is not None and not (isinstance(value, int) and value >= 1):
                 raise ConfigError(f"--{name.replace('_', '-')} is {value}, expected a whole number of at least 1")
         if self.per_round > self.clients:
             raise ConfigError(
@@ -91,7 +91,7 @@ class Experiment:
         return self.method if self.down == FULL else f"{self.method} down={self.down}"
 
     def resolved(self) -> "Experiment":
-        """With every default written out."""
+        """The same experiment with every default written out."""
         spec = DATASETS[self.dataset]
         model = self.model or spec.default_model
 
@@ -110,7 +110,7 @@ class Experiment:
             rounds=self.rounds or (200 if model.startswith("resnet") else 100),
             beta=used("beta", spec.default_beta),
             labels=used("labels", spec.default_labels),
-            samples=used("samples", MIN_SAMPLES),
+            samples=used("samples", MIN_VIRTUAL_SAMPLES),
         )
 
 
@@ -132,11 +132,11 @@ class Federation:
         return sorted(int(client) for client in chosen)
 
     def num_steps(self, client: int) -> int:
-        """tau."""
+        """tau: the optimizer steps of a client in one round."""
         return self.experiment.epochs * num_batches(len(self.split[client]), self.experiment.batch_size)
 
     def weight(self, num_samples: int) -> int:
-        """Of a client with so many samples in the mean."""
+        """The weight in the mean of a client with so many samples."""
         return WEIGHTS[self.experiment.weights](num_samples, self.experiment.batch_size)
 
 

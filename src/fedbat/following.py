@@ -64,7 +64,7 @@ class Follower:
         return cls(layout, version, {entry.name: w[entry.name] for entry in layout})
 
     def to_tensors(self) -> Tensors:
-        """To be kept in a file."""
+        """As it is kept in a file; `from_tensors` reads it."""
         return {"version": torch.tensor(self.version), **{f"w/{name}": x for name, x in self.w.items()}}
 
     @cached_property
@@ -96,7 +96,7 @@ class Follower:
         return Follower(self.layout, self.version + 1, self.w | moved)
 
     def _with(self, rest: Tensors) -> "Follower":
-        """With new values of what is not compressed."""
+        """The same with new values of what is not compressed."""
         values = {name: x.to(self.w[name].dtype, copy=True) for name, x in rest.items()}
         return Follower(self.layout, self.version, self.w | values)
 

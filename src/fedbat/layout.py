@@ -77,7 +77,7 @@ class Layout(tuple[Entry, ...]):
     @staticmethod
     def from_text(text: str) -> "Layout":
         """The layout of another process."""
-        return Layout(_entry_from_line(line) for line in text.splitlines())
+        return Layout(_entry_from_line(line) for line in text.removesuffix("\n").split("\n") if text)
 
 
 def layout_of(model: nn.Module, roles: Mapping[str, Role] | None = None) -> Layout:
@@ -90,7 +90,7 @@ def layout_of(model: nn.Module, roles: Mapping[str, Role] | None = None) -> Layo
     entries, unused = [], set(roles or {})
     for name, tensor, role in _tensors_with_default_role(model):
         for pattern, wanted in (roles or {}).items():
-            if fnmatchcase(name, pattern):
+            if name == pattern or fnmatchcase(name, pattern):
                 unused.discard(pattern)
                 if name == pattern or _fits(tensor, wanted):
                     role = wanted
@@ -161,10 +161,16 @@ def _fits(tensor: Tensor, role: Role) -> bool:
 
 
 def _check(name: str, tensor: Tensor, role: Role) -> None:
+    if "\t" in name or "\n" in name:
+        raise ConfigError(
+            f"the name {name!r} holds a tab or a line break, which separate what is told of tensors; rename it"
+        )
     if role not in get_args(Role):
         raise ConfigError(f"role of {name} is {role!r}; choose from {', '.join(get_args(Role))}")
     if tensor.is_complex():
         raise ConfigError(f"{name} is complex, only real tensors can be sent; give it the role 'skip'")
+    if tensor.dtype not in _DTYPES.values():
+        raise ConfigError(f"{name} is {tensor.dtype}, which has no form to be sent in; give it the role 'skip'")
     if tensor.is_floating_point() == (role == "max"):
         kind = "floats" if tensor.is_floating_point() else "integers"
         raise ConfigError(f"{name} holds {kind} and cannot have role {role!r}; use 'skip' or drop the entry")

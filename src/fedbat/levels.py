@@ -149,5 +149,5 @@ def _unit_levels(width: int, device: torch.device) -> Tensor:
 
 
 def num_steps(width: int) -> int:
-    """s: levels on each side of zero that `width` bits can tell apart."""
+    """s: how many levels on each side of zero `width` bits can tell apart."""
     return (1 << (width - 1)) - 1

@@ -60,14 +60,14 @@ class Link:
                 raise ConfigError(f"compute is {value:g}, expected 0 or more: 10x as measured, or 30 seconds")
 
     def rate(self, client: int) -> Rate:
-        """Of one client."""
+        """The connection of one client."""
         found = self.clients.get(client, self.usual)
         if found is None:
             raise ConfigError(f"--link has no rates for client {client}; add its line, or up= and down= for all others")
         return found
 
     def check(self, num_clients: int) -> None:
-        """Whether all of so many clients have a rate."""
+        """Refuse a link on which one of so many clients has no rate."""
         for client in range(num_clients):
             self.rate(client)
 
@@ -105,7 +105,7 @@ class Costs(NamedTuple):
 
 
 def price(lines: Lines, link: Link) -> list[Times]:
-    """Round by round."""
+    """What each round takes on the link."""
     usual = median((line["seconds"] - line.get("server_seconds", 0.0)) / len(_finished(line)) for line in lines)
     return [_round(line, link, usual) for line in lines]
 
@@ -120,7 +120,7 @@ def costs_to(target: float, lines: Lines, times: Sequence[Times]) -> Costs | Non
 
 
 def mean_times(times: Sequence[Times]) -> Times:
-    """Of a round."""
+    """The mean round."""
     return Times(*(sum(column) / len(times) for column in zip(*times, strict=True)))
 
 
@@ -141,7 +141,7 @@ def _round(line: Mapping[str, Any], link: Link, usual_seconds: float) -> Times:
 
 
 def transfer_seconds(num_bytes: float, rate: float) -> float:
-    """At so many Mbit/s."""
+    """To send so many bytes at `rate` Mbit/s."""
     return 8 * num_bytes / (1e6 * rate)
 
 

@@ -25,7 +25,6 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Make the folder and have it alone; it is removed again if nothing was put into it."""
-    make_folder(folder)
     try:
         with holding(folder / LOCK) as mine:
             if not mine:
@@ -39,7 +38,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def holding(path: Path) -> Iterator[bool]:
-    """Whether this process, and no other, holds the file until the end."""
+    """Whether this process, and no other, holds the file until the end; its folder is made."""
     file = _take(path)
     if file is None:
         yield False
@@ -56,7 +55,11 @@ def holding(path: Path) -> Iterator[bool]:
 
 def _take(path: Path) -> IO[str] | None:
     while True:
-        file = path.open("a")  # what its holder has written stays
+        make_folder(path.parent)
+        try:
+            file = path.open("a")  # what its holder has written stays
+        except FileNotFoundError:  # its holder has removed the folder, too, just now
+            continue
         if not _lock(file):
             file.close()
             return None

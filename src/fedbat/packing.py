@@ -14,8 +14,7 @@ from torch import Tensor
 Bytes = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
 
-
-_CODES = 1 << 16  # packed or unpacked at a time: what stays in cache
+_BLOCK = 1 << 16  # bytes or codes worked on at a time: what stays in cache
 _LANES = ((8, 0x0001_0001_0001_0001), (16, 0x0000_0001_0000_0001), (32, 1))  # bits, and a one in every second lane
 
 
@@ -63,13 +62,13 @@ def add_signs(total: Tensor, packed: Tensor, scale: Tensor | float) -> None:
         return
     table = signs_of_byte() * np.float32(scale)
     sums, bytes_ = total.numpy(), packed.numpy()
-    whole, block = total.numel() // 8, 1 << 16
-    scratch = np.empty((min(block, max(whole, 1)), 8), np.float32)
+    whole = total.numel() // 8
+    scratch = np.empty((min(_BLOCK, max(whole, 1)), 8), np.float32)
     eights = sums[: whole * 8].reshape(-1, 8)
-    for start in range(0, whole, block):
-        rows = eights[start : start + block]
+    for start in range(0, whole, _BLOCK):
+        rows = eights[start : start + _BLOCK]
         # mode="clip" skips the bounds check; every uint8 is in range.
-        rows += np.take(table, bytes_[start : min(start + block, whole)], axis=0, out=scratch[: len(rows)], mode="clip")
+        rows += np.take(table, bytes_[start : start + len(rows)], axis=0, out=scratch[: len(rows)], mode="clip")
     if total.numel() % 8:
         sums[whole * 8 :] += table[bytes_[whole]][: total.numel() % 8]
 
@@ -100,8 +99,8 @@ def unpack_codes(packed: Bytes, count: int, width: int) -> npt.NDArray[np.unsign
     """
     codes: npt.NDArray[np.unsignedinteger] = np.empty(count, np.uint8 if width <= 8 else np.uint32)
     place_values = (1 << np.arange(width)).astype(codes.dtype)
-    for start in range(0, count, _CODES):
-        rows, left = codes[start : start + _CODES], packed[start * width // 8 :]
+    for start in range(0, count, _BLOCK):
+        rows, left = codes[start : start + _BLOCK], packed[start * width // 8 :]
         if 0 < width <= 8:
             rows[:] = _unpack_bytes(left[: num_bytes(len(rows) * width)], width)[: len(rows)]
         else:
@@ -113,8 +112,8 @@ def unpack_codes(packed: Bytes, count: int, width: int) -> npt.NDArray[np.unsign
 def _pack_bytes(codes: npt.NDArray[np.unsignedinteger], width: int) -> Bytes:
     """Eight codes, a byte each, are one number of 64 bits: two close up, then two pairs, then two fours."""
     packed = np.empty((-(-len(codes) // 8), width), np.uint8)
-    for start in range(0, len(packed), _CODES // 8):
-        rows = packed[start : start + _CODES // 8]
+    for start in range(0, len(packed), _BLOCK // 8):
+        rows = packed[start : start + _BLOCK // 8]
         lanes = np.zeros(8 * len(rows), np.uint8)
         some = codes[8 * start : 8 * (start + len(rows))]
         lanes[: len(some)] = some
@@ -149,9 +148,9 @@ def look_up(table: Tensor, codes: Tensor) -> Tensor:
     """table[codes] for uint8 codes that are all in range; on a CPU without the memory that wide indices would take."""
     if codes.device.type != "cpu":
         return table[codes.int()]
-    values, block = torch.empty(codes.shape, dtype=table.dtype, device="cpu"), 1 << 16
-    for start in range(0, len(codes), block):
-        rows = slice(start, start + block)
+    values = torch.empty(codes.shape, dtype=table.dtype, device="cpu")
+    for start in range(0, len(codes), _BLOCK):
+        rows = slice(start, start + _BLOCK)
         # mode="clip" skips the bounds check.
         np.take(table.numpy(), codes.numpy()[rows], out=values.numpy()[rows], mode="clip")
     return values

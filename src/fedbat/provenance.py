@@ -12,7 +12,7 @@ import torch
 
 
 def provenance() -> dict[str, Any]:
-    """Which code ran on which machine."""
+    """Versions, revision and machine, for a record."""
     return {
         "versions": {
             "fedbat": package_version(),

@@ -12,6 +12,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,10 @@ def check_free(folder: Path) -> None:
     """Refuse a folder that already holds something."""
     if folder.is_file():
         raise ConfigError(f"--out {folder} is a file, expected a new folder; name another")
-    if is_begun(folder) and not is_finished(folder):
+    unfinished = False
+    with suppress(DataError):  # somebody else's files of the same name
+        unfinished = is_begun(folder) and not is_finished(folder)
+    if unfinished:
         raise ConfigError(
             f"--out {folder} holds an unfinished run; go on with it by `fedbat resume {folder}`, or name a new folder"
         )
@@ -134,10 +138,9 @@ def is_finished(folder: Path) -> bool:
 
 def read_summary(folder: Path) -> dict[str, Any]:
     """summary.json of a run's folder."""
-    try:
-        found = json.loads((folder / "summary.json").read_text())
-    except (OSError, ValueError):
-        raise DataError(f"{folder} holds no run; name a folder made by `fedbat run` or `fedbat compare`") from None
+    found = _read(folder / "summary.json")
+    if "status" not in found or "config" not in found:
+        raise _no_run(folder)
     return {"resumed": [], "engine": None, **found}
 
 
@@ -165,7 +168,21 @@ def read_planned_engine(folder: Path) -> dict[str, Any]:
 
 def _plan(folder: Path) -> dict[str, Any]:
     path = folder / "compare.json"
-    return dict(json.loads(path.read_text())) if path.is_file() else {}
+    return _read(path) if path.is_file() else {}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        raise _no_run(path.parent) from None
+    if not isinstance(found, dict):
+        raise _no_run(path.parent)
+    return found
+
+
+def _no_run(folder: Path) -> DataError:
+    return DataError(f"{folder} holds no run; name a folder made by `fedbat run` or `fedbat compare`")
 
 
 def run_folder(folder: Path, experiment: Experiment) -> Path:

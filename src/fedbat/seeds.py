@@ -5,8 +5,6 @@ splitmix64(seed + (i + 1) gamma). All of it is tensor arithmetic that wraps modu
 GPU and replayed with another seed.
 """
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
@@ -45,7 +43,7 @@ def words(seed: Tensor, start: int, count: int) -> Tensor:
 def signs(seed: Tensor, start: int, count: int, magnitude: float) -> Tensor:
     """`count` times +-magnitude, float32: the bits from word `start` on, least significant first, 1 for +."""
     bytes_ = words(seed, start, -(-count // 64)).view(torch.uint8)
-    return (_signs_of_byte(seed.device) * magnitude).index_select(0, bytes_.int()).view(-1)[:count]
+    return (packing.signs_on(seed.device) * magnitude).index_select(0, bytes_.int()).view(-1)[:count]
 
 
 def uniform(seed: Tensor, count: int) -> Tensor:
@@ -57,8 +55,3 @@ def uniform(seed: Tensor, count: int) -> Tensor:
 def _shifted(z: Tensor, by: int) -> Tensor:
     """`z >> by` of unsigned words: int64 would draw the sign in."""
     return (z >> by) & ((1 << (64 - by)) - 1)
-
-
-@cache
-def _signs_of_byte(device: torch.device) -> Tensor:
-    return torch.from_numpy(packing.signs_of_byte()).to(device)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -42,7 +43,8 @@ class Aggregator:
         for entry in self.layout.rest:
             value, so_far = payload.rest[entry.name], self._sums[entry.name]
             if entry.role == "max":
-                torch.maximum(so_far, value, out=so_far)
+                # By NumPy, because torch knows no maximum of uint16 and wider.
+                np.maximum(so_far.numpy(), value.numpy(), out=so_far.numpy())
             else:
                 so_far.add_(value.reshape(-1), alpha=weight)
         self.total_weight += weight
@@ -96,18 +98,13 @@ def averaged(past: Tensors, w: Tensors, weight: float) -> Tensors:
 
 
 def check_average(weight: float) -> None:
-    """Refuse what cannot be averaged with."""
+    """Refuse a weight of the past that no average can have."""
     if not 0 <= weight < 1:
         raise ConfigError(f"average is {weight}, expected a number from 0 (off) to below 1, such as 0.9")
 
 
 class Server:
-    """A model that learns from uploads: `add` them, then `step`.
-
-    >>> server = Server(method, model)            # doctest: +SKIP
-    >>> server.add(raw_bytes, weight=num_samples)  # doctest: +SKIP
-    >>> server.step()                              # doctest: +SKIP
-    """
+    """A model that learns from uploads: `add(raw, weight=num_samples)` each of a round's, then `step()`."""
 
     def __init__(self, method: Method, model: nn.Module, *, layout: Layout | None = None) -> None:
         check_method(method)
@@ -115,7 +112,7 @@ class Server:
         self._live = tensors_of(model, self.layout)
         self._round = Aggregator(method, self.layout, self._live)
 
-    def add(self, upload: bytes, weight: float, *, context: int | None = None) -> None:
+    def add(self, upload: bytes | bytearray | memoryview, weight: float, *, context: int | None = None) -> None:
         """Decode one client's bytes and add them; WireError if they are not such an upload."""
         self._round.add(Payload.from_bytes(upload, self.layout, context, self.method.kinds), weight)
 

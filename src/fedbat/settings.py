@@ -2,7 +2,7 @@
 
 import dataclasses
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedbat.errors import ConfigError
 
@@ -14,6 +14,12 @@ def check_range(name: str, value: float, low: float, high: float, hint: str, *, 
     if not (low < value if open_low else low <= value) or not value <= high:
         interval = f"{'(' if open_low else '['}{low:g}, {high:g}]"
         raise ConfigError(f"{name}={value}, expected a number in {interval}; {hint}")
+
+
+def check_whole(name: str, value: int, low: int, high: int, hint: str) -> None:
+    """Low <= value <= high, and nothing in between two of them."""
+    if not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"{name}={value}, expected a whole number from {low} to {high}; {hint}")
 
 
 def check_choice(name: str, value: object, choices: Any) -> None:
@@ -36,38 +42,42 @@ def parse_settings(kind: type, pairs: dict[str, str]) -> dict[str, Any]:
         if name not in known_names:
             known = f"it has {', '.join(known_names)}" if known_names else "it has none"
             raise ConfigError(f"{kind.__name__} has no setting {name!r}; {known}")
+        default = show(next(field.default for field in dataclasses.fields(kind) if field.name == name))
+        if not isinstance(text, str):
+            raise ConfigError(f"{name}={text!r} is not text; write it like its default, {default!r}")
         try:
-            parsed[name] = _parse(text, hints[name])
+            parsed[name] = _parse(name, text, hints[name])
         except ValueError:
-            default = next(field.default for field in dataclasses.fields(kind) if field.name == name)
-            raise ConfigError(
-                f"{name}={text!r} could not be read; write it like its default, {show(default)}"
-            ) from None
+            raise ConfigError(f"{name}={text!r} could not be read; write it like its default, {default}") from None
     return parsed
 
 
 def show(value: object) -> str:
-    """A setting as it is written on the command line."""
+    """A setting as it is written on the command line: short, but from its text comes the same value again."""
     if isinstance(value, tuple):
         return ",".join(map(show, value))
     if value is None or isinstance(value, bool):
         return "on" if value else "off"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float) and float(short := f"{value:g}") == value:
+        return short
+    return str(value)
 
 
-def _parse(text: str, hint: Any) -> Any:
+def _parse(name: str, text: str, hint: Any) -> Any:
     options = get_args(hint)
-    if get_origin(hint) is UnionType:
+    if get_origin(hint) in (Union, UnionType):
         if NoneType in options and text.lower() in ("off", "none"):
             return None
-        return _parse(text, next(option for option in options if option is not NoneType))
+        return _parse(name, text, next(option for option in options if option is not NoneType))
     if get_origin(hint) is tuple:
         pieces = text.split(",")
-        return tuple(_parse(piece, option) for piece, option in zip(pieces, options, strict=True))
+        return tuple(_parse(name, piece, option) for piece, option in zip(pieces, options, strict=True))
     if hint is bool:
         if text.lower() not in _BOOLEANS:
             raise ValueError(text)
         return _BOOLEANS[text.lower()]
     if hint in (int, float):
         return hint(text)
-    return text  # a Literal: the dataclass checks it
+    if hint is str or get_origin(hint) is Literal:  # which the dataclass checks
+        return text
+    raise ConfigError(f"{name} is a {hint}, which cannot be given as text; set it in Python")

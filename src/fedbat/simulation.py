@@ -1,7 +1,7 @@
 """A whole federated run on one machine: sample clients, train them, add their uploads, test, repeat."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -84,58 +84,81 @@ def rounds(
     public = state.public or downlink.publish(layout, state.w, None, first)
     for index in range(first, experiment.rounds):
         start = time.perf_counter()
-        clients, lost, server_seconds = federation.sampled(index), dict[int, str](), 0.0
-        uploads = dict.fromkeys(clients, 0)
-        results: list[ClientResult] = []
+        clients = federation.sampled(index)
         aggregator = Aggregator(federation.method, layout, state.w)
         memories = state.memories.begin()
         downloads, public = downlink.reach(layout, public, clients, index)
-        for result in engine.train(public.w, index, clients, state.memories):
-            if isinstance(result, Lost):
-                lost[result.client] = result.reason
-                on_client()
-                continue
-            arrived = time.perf_counter()
-            _add(aggregator, result, federation.weight(result.num_samples), index)
-            server_seconds += time.perf_counter() - arrived
-            if result.memory:
-                memories.remember(result.client, result.memory)
-            uploads[result.client] = len(result.upload)
-            result = result._replace(upload=b"", memory={})  # what was added is forgotten before the next one trains
-            results.append(result)
-            on_client()
-        if not results:
-            raise MethodError(f"round {index + 1}: no client finished; {'; '.join(lost.values())}")
+        arriving = engine.train(public.w, index, clients, state.memories)
+        heard = _add_all(arriving, aggregator, memories, federation, index, on_client)
         all_arrived = time.perf_counter()
         w = aggregator.result()
         public = downlink.publish(layout, w, public, index + 1)
         followed = public if public.versions else None
         state = State(w, memories, averaged(state.average, w, experiment.average), followed)
-        server_seconds += time.perf_counter() - all_arrived
-        spent = {result.client: result.seconds for result in results}
+        server_seconds = heard.seconds + time.perf_counter() - all_arrived
+        spent = {result.client: result.seconds for result in heard.results}
         accuracy, loss = engine.evaluate(w)
         yield (
             Round(
                 index=index,
                 accuracy=accuracy,
                 loss=loss,
-                train_loss=sum(r.train_loss for r in results) / len(results),
+                train_loss=sum(r.train_loss for r in heard.results) / len(heard.results),
                 clients=clients,
-                lost=lost,
-                uplink_bytes=sum(uploads.values()),
-                uplink_nbits=sum(r.nbits for r in results),
+                lost=heard.lost,
+                uplink_bytes=sum(heard.sizes.values()),
+                uplink_nbits=sum(r.nbits for r in heard.results),
                 downlink_bytes=sum(downloads),
-                layers=_mean_reports(results),
+                layers=_mean_reports(heard.results),
                 received=None if public.w is w else engine.evaluate(public.w),
                 averaged=engine.evaluate(state.average) if state.average else None,
                 seconds=time.perf_counter() - start,
-                uploads=list(uploads.values()),
+                uploads=[heard.sizes.get(client, 0) for client in clients],
                 downloads=downloads,
                 client_seconds=[spent.get(client) for client in clients],
                 server_seconds=server_seconds,
             ),
             state,
         )
+
+
+class _Heard(NamedTuple):
+    """What the clients of a round gave, but for their uploads and memories."""
+
+    results: list[ClientResult]
+    lost: dict[int, str]
+    sizes: dict[int, int]  # bytes of the uploads, by client
+    seconds: float  # to unpack and add them
+
+
+def _add_all(
+    arriving: Iterable[ClientResult | Lost],
+    aggregator: Aggregator,
+    memories: Memories,
+    federation: Federation,
+    index: int,
+    on_client: Callable[[], None],
+) -> _Heard:
+    """Add each upload when it arrives, and keep the client's memory."""
+    results: list[ClientResult] = []
+    lost, sizes, seconds = dict[int, str](), dict[int, int](), 0.0
+    for result in arriving:
+        if isinstance(result, Lost):
+            lost[result.client] = result.reason
+            on_client()
+            continue
+        arrived = time.perf_counter()
+        _add(aggregator, result, federation.weight(result.num_samples), index)
+        seconds += time.perf_counter() - arrived
+        if result.memory:
+            memories.remember(result.client, result.memory)
+        sizes[result.client] = len(result.upload)
+        result = result._replace(upload=b"", memory={})  # what was added is forgotten before the next one trains
+        results.append(result)
+        on_client()
+    if not results:
+        raise MethodError(f"round {index + 1}: no client finished; {'; '.join(lost.values())}")
+    return _Heard(results, lost, sizes, seconds)
 
 
 def _at(device: torch.device, tensors: Tensors) -> Tensors:

@@ -16,10 +16,12 @@ DRAFT = ".draft"
 
 
 def make_folder(folder: Path) -> None:
-    """With all above it."""
+    """Make a folder and all above it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
+        if isinstance(error, FileExistsError) and not folder.exists():  # somebody has removed it just now
+            return make_folder(folder)
         raise ConfigError(f"--out {folder} cannot be created ({error.strerror}); name another folder") from None
 
 

@@ -23,6 +23,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from fedbat.errors import ConfigError, MethodError
 from fedbat.layout import Layout, layout_of, tensors_of
@@ -85,6 +86,8 @@ class LocalTraining:
             raise MethodError("this optimizer is in a round already; call finish() or leave its `with` block first")
         if num_steps < 1:
             raise ConfigError(f"num_steps={num_steps}, expected the number of optimizer steps to come, at least 1")
+        if not 0 <= context < 2**64:
+            raise ConfigError(f"context={context}, expected a whole number from 0 to 2^64 - 1, such as the round")
         self.method, self.layout, self.context = method, layout or layout_of(model), context
         self.memory = memory or {}
         self.step = Step(0, num_steps)
@@ -92,23 +95,21 @@ class LocalTraining:
         # method computes with something else (w + S), the parameters point at that.
         self._live = tensors_of(model, self.layout)
         self._start = {name: tensor.clone() for name, tensor in self._live.items()}
-        names = [entry.name for entry in self.layout.compressed]
-        self._w = {name: wide(self._start[name]) for name in names}
+        self._w = {entry.name: wide(self._start[entry.name]) for entry in self.layout.compressed}
         self._parameters = {name: p for name, p in model.named_parameters() if name in self._w}
         self._noise = noise or UniformNoise(secrets.randbits(63), "local", device=_device(self._live))
         self._local = Local({}, {k: nn.Parameter(x) for k, x in method.learnables(self._w).items()})
         self._seen: Forward | None = None
         self._u: Tensors = {}
         self._optimizer = optimizer
-        self._add_learnables()
-        _HOOKED.add(optimizer)
-        self._handles = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
-            *method.instrument(model, names),
-        ]
-        self._put_values_in()
+        self._handles: list[RemovableHandle] = []
+        try:
+            self._hook(model)
+        except BaseException:
+            self._release()  # nobody has this object to do so
+            raise
 
+    @torch.no_grad()
     def finish(self) -> Upload:
         """Encode the update, leave in the model exactly what was sent, and unhook."""
         if not self._handles:
@@ -155,7 +156,7 @@ class LocalTraining:
             )
         if self._seen is None:
             return
-        grad = {name: wide(p.grad) for name, p in self._parameters.items() if p.grad is not None}
+        grad = {name: wide(_dense(p.grad)) for name, p in self._parameters.items() if p.grad is not None}
         grads, learned = self.method.pull_back(self._w, self._local, self._u, self._seen, grad)
         self._point_at_live()
         for name, value in grads.items():
@@ -192,6 +193,14 @@ class LocalTraining:
     def _point_at_live(self) -> None:
         for name, parameter in self._parameters.items():
             parameter.data = self._live[name]
+
+    def _hook(self, model: nn.Module) -> None:
+        _HOOKED.add(self._optimizer)
+        self._add_learnables()
+        self._handles.append(self._optimizer.register_step_pre_hook(self._before_step))
+        self._handles.append(self._optimizer.register_step_post_hook(self._after_step))
+        self._handles += self.method.instrument(model, list(self._w))
+        self._put_values_in()
 
     def _add_learnables(self) -> None:
         """Into the group of the layer they belong to, so that its learning rate and schedule apply to them."""
@@ -241,8 +250,13 @@ def layer_reports(parts: Mapping[str, Part], figures: Tensor) -> dict[str, Layer
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """At least float32, in which updates are encoded; weights kept in half precision still train in theirs."""
+    """The tensor in float32 or better, in which updates are encoded; half-precision weights still train in theirs."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def _dense(grad: Tensor) -> Tensor:
+    """A gradient as methods pull it back; those of embeddings may be sparse."""
+    return grad.to_dense() if grad.is_sparse else grad
 
 
 def _laid_out(x: Tensor, like: Tensor) -> Tensor:

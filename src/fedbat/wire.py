@@ -117,12 +117,12 @@ def upload_bytes(layout: Layout, body: Callable[[Entry], int]) -> int:
 
 
 def dense_upload_bytes(layout: Layout) -> int:
-    """Of one that compresses nothing: what FedAvg sends."""
+    """Length of an upload that compresses nothing: what FedAvg sends."""
     return upload_bytes(layout, lambda entry: 4 * entry.numel)
 
 
 def signs_upload_bytes(layout: Layout) -> int:
-    """Of one with a sign and a step size for what is compressed."""
+    """Length of an upload that sends signs and a step size for every compressed tensor."""
     return upload_bytes(layout, lambda entry: num_bytes(entry.numel))
 
 

@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 from rich.markup import escape
 from rich.table import Table
@@ -17,17 +16,16 @@ from fedbat.cli.options import (
     Partition,
     PartitionSeed,
     Samples,
+    check_file,
     check_partition,
     console,
     say,
 )
 from fedbat.data import DATASETS, draw_partition
-from fedbat.errors import ConfigError
+from fedbat.data.picture import count_labels
 from fedbat.experiment import Experiment, prepare
 from fedbat.methods import METHODS
 from fedbat.settings import show
-
-_MOST_SHOWN = 500  # clients; more are no longer told apart in a picture
 
 
 def methods() -> None:
@@ -77,10 +75,7 @@ def data_show(
 
       fedbat data show --partition labels --clients 20 --out labels.png
     """
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: the folder {out.parent} does not exist; create it or name another")
-    if out.suffix not in (".png", ".svg", ".pdf") or out.is_dir():
-        raise ConfigError(f"--out {out}, expected a file that ends in .png, .svg or .pdf")
+    check_file(out, ".png", ".svg", ".pdf")
     experiment = Experiment(
         dataset=dataset,
         partition=partition,
@@ -92,9 +87,9 @@ def data_show(
         partition_seed=partition_seed,
     )
     federation = prepare(check_partition(experiment))
-    labels_, classes = federation.data.y_train.numpy(), federation.data.spec.num_classes
-    shown = min(clients, _MOST_SHOWN)
-    counts = np.stack([np.bincount(labels_[federation.split[k]], minlength=classes) for k in range(shown)])
+    data = federation.data
+    counts = count_labels(federation.split, data.y_train.numpy(), data.spec.num_classes)
+    shown = len(counts)
     title = f"{clients:,} clients" if shown == clients else f"the first {shown:,} of {clients:,} clients"
     draw_partition(counts, f"{dataset}, {partition}, {title}", out)
     say(f"picture in {out}")

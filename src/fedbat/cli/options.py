@@ -42,16 +42,22 @@ Init = Annotated[
 ]
 Weights = Annotated[
     str,
-    typer.Option(help=f"What a client's share in the mean goes by: {' or '.join(WEIGHTS)} (the authors' code)."),
+    typer.Option(help=f"What a client's weight in the mean is: its {' or '.join(WEIGHTS)} (the authors' code)."),
 ]
-Beta = Annotated[float | None, typer.Option(help="Of the Dirichlet partition. Default: 0.3, for cifar100 0.1.")]
-Labels = Annotated[int | None, typer.Option(help="Per client, in label partitions. Default: 3, for cifar100 10.")]
-Samples = Annotated[int | None, typer.Option(help="Per client, in virtual populations. Default: 64.")]
+Beta = Annotated[
+    float | None, typer.Option(help="Dirichlet concentration; less is more skewed. Default: 0.3, for cifar100 0.1.")
+]
+Labels = Annotated[
+    int | None, typer.Option(help="Labels of a client in label partitions. Default: 3, for cifar100 10.")
+]
+Samples = Annotated[int | None, typer.Option(help="Samples of a client in virtual partitions. Default: 64.")]
 Down = Annotated[str, typer.Option(help=f"Bits of a weight on its way down to the clients: {', '.join(DOWNLINKS)}.")]
-Downs = Annotated[str, typer.Option("--down", help=f"Comma-separated, each with every method: {', '.join(DOWNLINKS)}.")]
+Downs = Annotated[
+    str, typer.Option("--down", help=f"Bits down, comma-separated, each run with every method: {', '.join(DOWNLINKS)}.")
+]
 Average = Annotated[float, typer.Option(help="Weight of the past in an averaged model, say 0.9. 0: none is kept.")]
-Seed = Annotated[int, typer.Option(help="Of everything but the split.")]
-PartitionSeed = Annotated[int, typer.Option(help="Of the split; 1234 is the authors'.")]
+Seed = Annotated[int, typer.Option(help="Seed of everything but the split.")]
+PartitionSeed = Annotated[int, typer.Option(help="Seed of the split; 1234 is the authors'.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A method's hyper-parameter; see [bold]fedbat methods[/]."),
@@ -61,14 +67,16 @@ EngineName = Annotated[
     typer.Option(
         "--engine",
         envvar="FEDBAT_ENGINE",
-        help=f"One of {', '.join(ENGINES)}; auto takes a GPU if any, else all cores.",
+        help=f"One of {', '.join(ENGINES)}; auto uses a GPU if there is one, else all cores.",
     ),
 ]
 Device = Annotated[str | None, typer.Option(help="For the sequential engine: cpu or cuda.", show_default=False)]
-PrecisionName = Annotated[str, typer.Option("--precision", help="Of the cuda engine: fp32, tf32 or bf16.")]
+PrecisionName = Annotated[str, typer.Option("--precision", help="Arithmetic of the cuda engine: fp32, tf32 or bf16.")]
 MemoryBudget = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="RAM for client memories, say 2GB; the rest goes to disk. Default: half of it."),
+    typer.Option(
+        metavar="SIZE", help="RAM for client memories, say 2GB; the rest goes to disk. Default: half of the machine's."
+    ),
 ]
 
 
@@ -84,7 +92,7 @@ TensorBoardFolder = Annotated[
     typer.Option(
         "--tensorboard",
         metavar="FOLDER",
-        help="To be followed with tensorboard --logdir FOLDER.",
+        help="Log the run there, to be watched with tensorboard --logdir FOLDER.",
         show_default=False,
         callback=_with_tensorboard,
     ),
@@ -97,9 +105,13 @@ LINK = typer.Option(
 )
 Target = Annotated[
     float | None,
-    typer.Option(help="Accuracy to be reached on --link. Default: 99 % of the lowest best.", show_default=False),
+    typer.Option(
+        help="Accuracy to reach on --link, say 0.85. Default: 99 % of the lowest best accuracy.", show_default=False
+    ),
 ]
-Out = Annotated[Path | None, typer.Option(help="Folder to write, new. Default: under runs/.", show_default=False)]
+Out = Annotated[
+    Path | None, typer.Option(help="New folder for the record. Default: one under runs/.", show_default=False)
+]
 
 
 def check_partition(experiment: Experiment) -> Experiment:
@@ -138,9 +150,22 @@ def new_table(label: str, *figures: str) -> Table:
     return table
 
 
-def pair(text: str) -> tuple[str, str]:
-    """NAME=VALUE, taken apart."""
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise ConfigError(f"--set {text!r}, expected NAME=VALUE such as rho=6")
-    return name.strip(), value.strip()
+def pairs(option: str, texts: list[str] | None, example: str) -> list[tuple[str, str]]:
+    """What an option that takes NAME=VALUE was given, taken apart."""
+    found = []
+    for text in texts or []:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"{option} {text!r}, expected NAME=VALUE such as {example}")
+        found.append((name.strip(), value.strip()))
+    return found
+
+
+def check_file(out: Path, *endings: str) -> None:
+    """Whether a file with one of these endings can be written there."""
+    if out.suffix not in endings or out.is_dir():
+        *most, last = endings
+        expected = f"{', '.join(most)} or {last}" if most else last
+        raise ConfigError(f"--out {out}, expected a file that ends in {expected}")
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: the folder {out.parent} does not exist; create it or name another")

@@ -11,7 +11,7 @@ from fedbat.cli.options import LINK, Target, console, new_table, say
 from fedbat.cli.report import Folders, readable_runs
 from fedbat.errors import ConfigError
 from fedbat.link import Link, mean_times, parse_link
-from fedbat.storage import write_text
+from fedbat.storage import make_folder, write_text
 from fedbat.view import megabytes
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ def price(
     link: Annotated[str, LINK],
     target: Target = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for link.json and link.png. Default: none.", show_default=False)
+        Path | None,
+        typer.Option(help="Folder for link.json and link.png. Default: neither is written.", show_default=False),
     ] = None,
 ) -> None:
     """Price recorded runs on a link: rounds, bytes and seconds until they reach an accuracy. Nothing is run again.
@@ -60,7 +61,7 @@ def price_runs(folders: Sequence[Path], link: Link, target: float | None, out: P
         _print(priced, title_of(priced.group), link, target is None)
     if out is None:
         return
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     rows = [
         LinkRow(
             title_of(priced.group),

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedbat.cli.options import say
-from fedbat.errors import ConfigError, DataError
+from fedbat.cli.options import check_file, say
+from fedbat.errors import DataError
 from fedbat.storage import write_text
 from fedbat.view import megabytes
 
@@ -20,12 +20,12 @@ Folders = Annotated[list[Path], typer.Argument(help="Folders of runs, or any abo
 
 def report(
     runs: Folders,
-    out: Annotated[Path, typer.Option(help="Page to write, or to write anew.")] = Path("report.html"),
-    title: Annotated[str, typer.Option(help="Of the page.")] = "Federated runs",
+    out: Annotated[Path, typer.Option(help="Page to write; an old one is replaced.")] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "Federated runs",
 ) -> None:
     """Put runs on one page to look at or to send: table, curves, the clients' labels, configurations.
 
-    The page needs a browser and no network. Unfinished runs are shown as far as they are.
+    The page needs a browser and no network. Unfinished runs are shown as far as they have come.
 
     [bold]Examples[/]
 
@@ -33,10 +33,7 @@ def report(
 
       fedbat report results runs --title "FedBAT on two data sets"
     """
-    if out.suffix not in (".html", ".htm") or out.is_dir():
-        raise ConfigError(f"--out {out}, expected a file that ends in .html")
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: the folder {out.parent} does not exist; create it or name another")
+    check_file(out, ".html", ".htm")
     from fedbat.report import render
 
     found = readable_runs(runs)

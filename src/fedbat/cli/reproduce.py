@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fedbat.cli.options import INTERRUPTED, Device, EngineName, PrecisionName, console, say
+from fedbat.cli.options import INTERRUPTED, Device, EngineName, PrecisionName, console, pairs, say
 from fedbat.engine import check_engine
 from fedbat.errors import ConfigError
 from fedbat.reproduce.cells import Cell
@@ -33,27 +33,31 @@ def reproduce(
         ),
     ] = False,
     write: Annotated[
-        bool, typer.Option("--write", help="Write RESULTS.md, the figures and the blocks of docs/ anew.")
+        bool, typer.Option("--write", help="Write RESULTS.md, its figures and the generated parts of docs/.")
     ] = False,
     claims: Annotated[bool, typer.Option("--claims", help="Judge the paper's claims by the records.")] = False,
     seeds: Annotated[
-        str | None, typer.Option(help="Comma-separated. Default: 0; of all, those in order.toml.", show_default=False)
+        str | None,
+        typer.Option(help="Seeds, comma-separated. Default: 0; for all, those in order.toml.", show_default=False),
     ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUES",
-            help=f"Of {', '.join(KEYS)}, or what a file varies (down); values comma-separated; may be repeated.",
+            metavar="KEY=A,B",
+            help=f"Run only these: KEY is {', '.join(KEYS)} or what a file varies (down). May be repeated.",
         ),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Begin no cell that cannot end within. Default: no limit.", show_default=False)
+        float | None,
+        typer.Option(
+            help="Begin no cell that cannot end within so many minutes. Default: no limit.", show_default=False
+        ),
     ] = None,
     protocol: Annotated[str, typer.Option(help="authors (their code) or text (the paper's words).")] = PROTOCOL,
     engine: EngineName = "auto",
     device: Device = None,
     precision: PrecisionName = "fp32",
-    jobs: Annotated[int, typer.Option(help="Cells run at once, each in a process.")] = 1,
+    jobs: Annotated[int, typer.Option(help="Cells to run at once, each in a process of its own.")] = 1,
     experiments: Annotated[Path, typer.Option(help="Folder of the experiment files.")] = Path("experiments"),
     results: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("results"),
     work: Annotated[Path, typer.Option(help="Folder of unfinished runs.")] = Path("runs/reproduce"),
@@ -82,9 +86,11 @@ def reproduce(
         raise ConfigError(f"--jobs is {jobs}, expected a whole number of at least 1")
     if not (name or list_ or write or claims):
         raise ConfigError("nothing to do; name a table, or use --list, --claims or --write")
+    if name is None and (seeds or only or minutes is not None):
+        raise ConfigError("--seeds, --only and --minutes choose what is run; name a table or a figure, or all")
     book = load_book(experiments, protocol)
     if name is not None:
-        chosen = (name, _seeds(seeds), dict(map(_filter, only or [])))
+        chosen = (name, _seeds(seeds), dict(pairs("--only", only, "dataset=fmnist")))
         cells, trials = book.cells(*chosen), book.trials(*chosen)
     if name is not None and not list_:
         check_engine(engine, device, precision)
@@ -213,10 +219,3 @@ def _seeds(text: str | None) -> list[int] | None:
         return None if text is None else [int(seed) for seed in text.split(",")]
     except ValueError:
         raise ConfigError(f"--seeds is {text!r}, expected whole numbers such as 0,1,2") from None
-
-
-def _filter(text: str) -> tuple[str, str]:
-    key, equals, values = text.partition("=")
-    if not equals:
-        raise ConfigError(f"--only {text!r}, expected KEY=VALUE such as dataset=fmnist")
-    return key, values

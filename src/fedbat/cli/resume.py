@@ -23,11 +23,13 @@ from fedbat.records import (
 )
 
 EngineName = Annotated[str | None, typer.Option("--engine", help=f"One of {', '.join(ENGINES)}. Default: as before.")]
-PrecisionName = Annotated[str | None, typer.Option("--precision", help="Of the cuda engine. Default: as before.")]
+PrecisionName = Annotated[
+    str | None, typer.Option("--precision", help="Arithmetic of the cuda engine. Default: as before.")
+]
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Of an unfinished run or comparison.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(help="Folder of an unfinished run or comparison.", show_default=False)],
     engine: EngineName = None,
     device: Device = None,
     precision: PrecisionName = None,

@@ -10,7 +10,7 @@ import typer
 
 from fedbat.cli.asking import asks_for_experiment
 from fedbat.cli.execution import Means, execute, execute_all, print_table
-from fedbat.cli.options import LINK, Downs, Out, Settings, Target, pair, say
+from fedbat.cli.options import LINK, Downs, Out, Settings, Target, pairs, say
 from fedbat.cli.price import check_target, price_runs
 from fedbat.downlink import FULL
 from fedbat.errors import ConfigError
@@ -41,7 +41,7 @@ def run(
 
       fedbat run --dataset fmnist --set rho=4 --set bounds=off --out runs/rho4
     """
-    experiment = dataclasses.replace(base, method=method, settings=dict(pair(text) for text in settings or []))
+    experiment = dataclasses.replace(base, method=method, settings=dict(pairs("--set", settings, "rho=6")))
     folder = out or _default_folder(f"{base.dataset}-{base.partition}-{method}")
     check_free(folder)
     federation = prepare(experiment)
@@ -84,7 +84,7 @@ def compare(
     on = parse_link(link) if link is not None else None
     if on:
         on.check(base.clients)
-    per_method = _settings_by_method(names, [pair(text) for text in settings or []])
+    per_method = _settings_by_method(names, pairs("--set", settings, "rho=6"))
     experiments = [
         dataclasses.replace(base, method=name, settings=per_method[name], down=width)
         for name, width in itertools.product(names, downs)
@@ -106,9 +106,9 @@ def _listed(option: str, text: str, example: str) -> list[str]:
     return found
 
 
-def _settings_by_method(names: list[str], pairs: list[tuple[str, str]]) -> dict[str, dict[str, str]]:
+def _settings_by_method(names: list[str], settings: list[tuple[str, str]]) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {name: {} for name in names}
-    for key, value in pairs:
+    for key, value in settings:
         method, dot, setting = key.rpartition(".")
         takers = [method] if dot else [name for name in names if setting in setting_names(METHODS[name])]
         if not takers or takers[0] not in found:

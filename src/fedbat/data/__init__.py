@@ -10,12 +10,12 @@ from fedbat.data.partition import (
     partition_labels_balanced,
 )
 from fedbat.data.picture import draw_partition
-from fedbat.data.population import MIN_SAMPLES, Population, Split
+from fedbat.data.population import MIN_VIRTUAL_SAMPLES, Population, Split
 from fedbat.data.transforms import augment, normalize
 
 __all__ = [
     "DATASETS",
-    "MIN_SAMPLES",
+    "MIN_VIRTUAL_SAMPLES",
     "PARTITIONS",
     "Dataset",
     "Population",

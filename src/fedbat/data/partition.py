@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbat.data.formats import Labels
-from fedbat.data.population import Population, Split
+from fedbat.data.population import MIN_VIRTUAL_SAMPLES, Population, Split
 from fedbat.errors import ConfigError, DataError
 
 Indices = NDArray[np.int64]
@@ -27,7 +27,7 @@ class Dealt(list[Indices]):
 
     @property
     def most_samples(self) -> int:
-        """Of any client."""
+        """How many the largest client has."""
         return max(map(len, self))
 
 
@@ -45,7 +45,7 @@ def partition(
     seed: int = 1234,
     beta: float | None = 0.3,
     labels_per_client: int | None = 3,
-    samples: int | None = 64,
+    samples: int | None = MIN_VIRTUAL_SAMPLES,
 ) -> Split:
     """Partition by name; each name uses the settings it needs, and 1234 is the authors' seed."""
     try:

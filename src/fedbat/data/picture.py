@@ -1,13 +1,30 @@
-"""A picture of who holds what."""
+"""Who holds what, as numbers, in words and as a picture."""
 
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbat.data.formats import Labels
+from fedbat.data.population import Split
+
+MOST_SHOWN = 500  # clients; more are no longer told apart
 _INK, _PALE = "#1f2933", "#9aa5b1"
 _SHADES = ["#e3edf7", "#7fb0d8", "#2b6cb0", "#173a5e"]
 _TEXT_ROWS, _TEXT_COLUMNS = 32, 16  # beyond, numbers would be too small to read
+
+
+def count_labels(split: Split, labels: Labels, num_classes: int) -> NDArray[np.int64]:
+    """How many samples of each class the clients hold, [clients, classes]; of many clients the first."""
+    shown = range(min(len(split), MOST_SHOWN))
+    return np.stack([np.bincount(labels[split[client]], minlength=num_classes) for client in shown])
+
+
+def sizes_in_words(counts: NDArray[np.int64]) -> str:
+    """How many samples these clients hold, together and each."""
+    sizes = counts.sum(axis=1)
+    spread = f"{sizes.min():,} to {sizes.max():,}, median {np.median(sizes):,.0f}"
+    return f"{sizes.sum():,} samples; per client {spread}"
 
 
 def draw_partition(counts: NDArray[np.int64], title: str, path: Path) -> None:
@@ -67,6 +84,5 @@ def draw_partition(counts: NDArray[np.int64], title: str, path: Path) -> None:
     bars.xaxis.set_major_locator(MaxNLocator(3, integer=True))
     bars.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     figure.suptitle(title, color=_INK)
-    spread = f"{sizes.min():,} to {sizes.max():,}, median {np.median(sizes):,.0f}"
-    cells.set_title(f"{sizes.sum():,} samples; per client {spread}", loc="left", fontsize=9, color=_INK)
+    cells.set_title(sizes_in_words(counts), loc="left", fontsize=9, color=_INK)
     figure.savefig(path)

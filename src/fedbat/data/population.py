@@ -11,7 +11,7 @@ from fedbat.data.formats import Labels
 from fedbat.errors import ConfigError
 from fedbat.streams import stream
 
-MIN_SAMPLES = 64
+MIN_VIRTUAL_SAMPLES = 64  # of a client; also the default
 
 
 class Split(Protocol):
@@ -25,7 +25,7 @@ class Split(Protocol):
 
     @property
     def most_samples(self) -> int:
-        """Of any client."""
+        """How many the largest client has."""
         ...
 
 
@@ -36,7 +36,7 @@ class Population:
     """
 
     def __init__(
-        self, labels: Labels, num_clients: int, seed: int, samples: int = MIN_SAMPLES, beta: float | None = None
+        self, labels: Labels, num_clients: int, seed: int, samples: int = MIN_VIRTUAL_SAMPLES, beta: float | None = None
     ) -> None:
         if num_clients < 1:
             raise ConfigError(f"got {num_clients} clients, expected at least 1; change the number of clients")
@@ -47,10 +47,10 @@ class Population:
         self._classes = [held for held in np.split(order, np.cumsum(counts)[:-1]) if len(held)]
         sizes = np.array([len(held) for held in self._classes])
         self._shares, smallest = sizes / sizes.sum(), sizes.min()
-        if not MIN_SAMPLES <= samples <= smallest:
+        if not MIN_VIRTUAL_SAMPLES <= samples <= smallest:
             raise ConfigError(
-                f"got {samples} samples for each virtual client, expected {MIN_SAMPLES} to {smallest}: a client may "
-                "hold one class alone, and no sample twice; change --samples"
+                f"got {samples} samples for each virtual client, expected {MIN_VIRTUAL_SAMPLES} to {smallest}: a "
+                "client may hold one class alone, and no sample twice; change --samples"
             )
         self._num_clients, self._seed, self.most_samples, self._beta = num_clients, seed, samples, beta
 

@@ -15,6 +15,7 @@ from fedbat.storage import load_tensors, save_tensors, write_text
 from fedbat.streams import Tensors
 
 _STATE = ("m_t", "v_t", "momentum_vector")  # of Flower's FedOpt family (arrays by name) and FedAvgM (a list of them)
+_NUMBER = "."  # before a place in a list; no parameter's name begins so
 
 
 class ServerCheckpoint:
@@ -40,7 +41,9 @@ class ServerCheckpoint:
         tensors = {f"{kind}/{name}": tensor for kind, model in models.items() for name, tensor in model.items()}
         for kind in _STATE:
             carried = getattr(strategy, kind, None) or {}
-            for name, array in carried.items() if isinstance(carried, dict) else enumerate(carried):
+            if not isinstance(carried, dict):
+                carried = {f"{_NUMBER}{index}": array for index, array in enumerate(carried)}
+            for name, array in carried.items():
                 tensors[f"{kind}/{name}"] = torch.from_numpy(np.asarray(array))
         path = self.folder / f"round-{round_}.safetensors"
         save_tensors(path, tensors)
@@ -64,6 +67,6 @@ class ServerCheckpoint:
             models.setdefault(kind, {})[name] = tensor
         for kind in _STATE:
             if found := {name: x.numpy() for name, x in models.pop(kind, {}).items()}:
-                by_number = all(name.isdigit() for name in found)
-                setattr(strategy, kind, [found[n] for n in sorted(found, key=int)] if by_number else found)
+                in_a_list = f"{_NUMBER}0" in found
+                setattr(strategy, kind, [found[f"{_NUMBER}{i}"] for i in range(len(found))] if in_a_list else found)
         return last["round"], models

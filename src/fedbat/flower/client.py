@@ -94,8 +94,8 @@ class _ClientRound:
         orders, layout = self.node.orders, layout_of(model, self.node.orders.roles)
         device = next(model.parameters()).device
         noise = None
-        if orders.seed is not None:
-            noise = UniformNoise(orders.seed, "noise", orders.round, max(self.node.client, 0), device=device)
+        if orders.seed is not None and self.node.client >= 0:  # who has no number must not share another's noise
+            noise = UniformNoise(orders.seed, "noise", orders.round, self.node.client, device=device)
         memory = {name: tensor.to(device) for name, tensor in self._remembered().items()}
         self._local.append(
             LocalTraining(

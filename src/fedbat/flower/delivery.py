@@ -15,7 +15,7 @@ from fedbat.following import Held
 
 
 class Delivery:
-    """Of one round's messages after the other; `num_bytes` counts those of the last, as packed."""
+    """Makes the messages of one round after the other; `num_bytes` counts those of the latest, as packed."""
 
     def __init__(self, sending: Sending, nodes: Nodes) -> None:
         self.sending, self.num_bytes = sending, 0

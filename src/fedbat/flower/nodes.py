@@ -16,6 +16,7 @@ class Nodes:
     def __init__(self) -> None:
         self.clients: dict[int, int] = {}  # partition id by node id
         self.held: dict[int, Held | None] = {}  # by node id
+        self._answered: set[int] = set()
         self._silent: set[int] = set()
 
     def meet(self, grid: Grid, hello: RecordDict, wanted: int, timeout: float) -> dict[int, int]:
@@ -25,16 +26,18 @@ class Nodes:
         in every round would cost the timeout in every round.
         """
         connected = set(grid.get_node_ids())
-        strangers = [node for node in connected if node not in self.clients]
+        strangers = [node for node in connected if node not in self._answered]
         if sum(node in self.clients for node in connected) >= wanted:
             strangers = [node for node in strangers if node not in self._silent]
         self._silent |= set(strangers)
         questions = [Message(hello, message_type="train", dst_node_id=node) for node in strangers]
         for reply in grid.send_and_receive(questions, timeout=timeout) if questions else []:
             if self.note(reply):
-                self._silent.discard(reply.metadata.src_node_id)
+                node = reply.metadata.src_node_id
+                self._answered.add(node)
+                self._silent.discard(node)
                 if (client := client_in(reply.content.config_records[CONFIG])) is not None:
-                    self.clients[reply.metadata.src_node_id] = client
+                    self.clients[node] = client
         # Of two nodes with one partition the later to answer counts: the other is its former self.
         return {client: node for node, client in self.clients.items() if node in connected}
 

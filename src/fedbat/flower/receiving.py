@@ -45,9 +45,10 @@ class Node:
         return found if isinstance(found, int) else -1
 
     def file(self, what: str) -> Path | None:
-        """One for each training and client."""
+        """One for each training and client, or node where clients have no numbers."""
         folder = self.context.node_config.get(FOLDER)
-        name = f"{self.orders.training}-{what}-{self.client}.safetensors"
+        who = self.client if self.client >= 0 else f"node-{self.context.node_id}"
+        name = f"{self.orders.training}-{what}-{who}.safetensors"
         return None if folder is None else Path(str(folder)) / name
 
     def save(self, what: str, key: str, tensors: Tensors) -> None:

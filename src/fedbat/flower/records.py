@@ -22,7 +22,7 @@ from fedbat.errors import WireError
 from fedbat.following import Held
 from fedbat.layout import Role
 from fedbat.method import Method
-from fedbat.methods import METHODS, make_method
+from fedbat.methods import make_method, method_name
 from fedbat.settings import show
 from fedbat.streams import Tensors
 
@@ -106,12 +106,11 @@ class Orders:
 
     def to_config(self) -> ConfigRecord:
         """As it travels."""
-        name = next(name for name, kind in METHODS.items() if kind is type(self.method))
         settings = {key: show(value) for key, value in self.method.settings().items()}
         return ConfigRecord(
             {
                 "round": self.round,
-                "method": name,
+                "method": method_name(self.method),
                 "settings": json.dumps(settings),
                 "roles": json.dumps(dict(self.roles)),
                 "seed": -1 if self.seed is None else self.seed,

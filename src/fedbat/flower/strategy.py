@@ -16,7 +16,6 @@ from uuid import uuid4
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
 
@@ -27,23 +26,13 @@ from fedbat.flower.delivery import Delivery, SecondTry
 from fedbat.flower.nodes import Nodes
 from fedbat.flower.records import CONFIG, Orders, record_of_tensors, refusal_in, tensors_of_record
 from fedbat.flower.sending import SENDING
+from fedbat.flower.suited import COMPARING, check_strategy
 from fedbat.flower.uploads import Rules, Upload, read_replies, traffic
 from fedbat.layout import Role, layout_of, tied_names, whole_layout
-from fedbat.method import Method, check_method
+from fedbat.method import Method
+from fedbat.methods import method_name
 from fedbat.server import Aggregator, averaged, check_average
 from fedbat.streams import Tensors, stream
-
-COMPARING = (flower.FedMedian, flower.FedTrimmedAvg, flower.Krum, flower.MultiKrum, flower.Bulyan, flower.QFedAvg)
-"""Strategies that need each client's model."""
-
-REFUSED = {
-    flower.DifferentialPrivacyServerSideFixedClipping: "it clips plain updates, and a packed one is not clipped",
-    flower.DifferentialPrivacyServerSideAdaptiveClipping: "it clips plain updates, and a packed one is not clipped",
-    flower.DifferentialPrivacyClientSideFixedClipping: "its clients clip plain updates, and theirs are packed",
-    flower.DifferentialPrivacyClientSideAdaptiveClipping: "its clients clip plain updates, and theirs are packed",
-    flower.FedXgbBagging: "it sends trees, not tensors",
-    flower.FedXgbCyclic: "it sends trees, not tensors",
-}
 
 
 class Compressed(Strategy):
@@ -80,13 +69,11 @@ class Compressed(Strategy):
         checkpoint: str | Path | None = None,
         evaluate_on_clients: bool = False,
     ) -> None:
-        check_method(method)
-        if not isinstance(strategy, flower.FedAvg) or type(strategy) in REFUSED:
-            reason = REFUSED.get(type(strategy), "it is no averaging strategy of Flower")
-            raise ConfigError(
-                f"{type(strategy).__name__} cannot be compressed: {reason}; use FedAvg or one built on it"
-            )
-        if timeout <= 0 or max_ratio <= 1 or not 0 < max_examples <= 1e12:
+        check_strategy(strategy)
+        method_name(method)  # by which clients make it
+        if seed is not None and not 0 <= seed < 2**63:
+            raise ConfigError(f"seed={seed}, expected a whole number from 0 to 2^63 - 1, or None")
+        if not (timeout > 0 and max_ratio > 1 and 0 < max_examples <= 1e12):
             raise ConfigError(
                 f"timeout={timeout}, max_ratio={max_ratio}, max_examples={max_examples}, expected more than 0 seconds, "
                 "more than 1, and more than 0 but at most 1e12"
@@ -183,8 +170,8 @@ class Compressed(Strategy):
         for node in missing:
             client = self._nodes.clients.get(node, "of unknown number")
             log(WARNING, "fedbat: round %s goes on without node %s, client %s: no reply", round_, node, client)
-        down = {"fedbat-missing": len(missing), "fedbat-downlink-bytes": self._down.num_bytes}
-        counts = traffic(uploads, dropped) | down
+        counts = traffic(uploads, dropped)
+        counts |= {"fedbat-missing": len(missing), "fedbat-downlink-bytes": self._down.num_bytes}
         if not uploads:
             log(WARNING, "fedbat: round %s has no upload to add; the model stays as it is", round_)
             return None, MetricRecord(counts)

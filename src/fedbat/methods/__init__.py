@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from fedbat.errors import ConfigError
-from fedbat.method import Method
+from fedbat.method import Method, check_method
 from fedbat.methods.bifl import BiFL, BiFLFull
 from fedbat.methods.drive import DRIVE
 from fedbat.methods.eden import EDEN
@@ -40,3 +40,16 @@ def make_method(name: str, settings: Mapping[str, str] | None = None) -> Method:
     if name not in METHODS:
         raise ConfigError(f"unknown method {name!r}; choose from {', '.join(METHODS)}")
     return METHODS[name](**parse_settings(METHODS[name], dict(settings or {})))
+
+
+def method_name(method: Method) -> str:
+    """The name by which another process can make this method."""
+    check_method(method)
+    for name, kind in METHODS.items():
+        if kind is type(method):
+            return name
+    own = type(method).__name__
+    raise ConfigError(
+        f"{own} is not registered, so clients cannot make it by its name; choose from {', '.join(METHODS)}, or set "
+        f'fedbat.METHODS["my-name"] = {own} on the server and on every client'
+    )

@@ -22,7 +22,7 @@ from fedbat.parts import Kind, Part
 from fedbat.rotation import rotate
 from fedbat.seeded_parts import RotatedLevels, gaussian_levels
 from fedbat.seeds import draw_seeds
-from fedbat.settings import check_range
+from fedbat.settings import check_whole
 from fedbat.streams import Noise, Tensors
 
 
@@ -33,7 +33,7 @@ class EDEN(Method):
     bits: int = 2
 
     def __post_init__(self) -> None:
-        check_range("bits", self.bits, 1, 4, "1 is unbiased DRIVE")
+        check_whole("bits", self.bits, 1, 4, "1 is unbiased DRIVE")
 
     @property
     def kinds(self) -> tuple[Kind, ...]:

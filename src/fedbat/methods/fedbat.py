@@ -38,6 +38,7 @@ from fedbat.binarize import (
     edge_of,
     inf_norm,
     mean_abs,
+    moved,
     step_size,
     stochastic_codes,
 )
@@ -45,7 +46,7 @@ from fedbat.errors import ConfigError
 from fedbat.levels import OddLevels, odd_levels
 from fedbat.method import Forward, Local, Method, Step
 from fedbat.parts import Kind, Part, Signs
-from fedbat.settings import check_choice, check_range
+from fedbat.settings import check_choice, check_range, check_whole
 from fedbat.streams import Noise, Tensors
 
 StepRule = Literal["learned", "fixed", "inf-norm"]
@@ -77,7 +78,7 @@ class FedBAT(Method):
         )
         check_choice("step", self.step, StepRule)
         check_choice("sent", self.sent, Sent)
-        check_range("bits", self.bits, 1, 4, "bits=1 is the paper's")
+        check_whole("bits", self.bits, 1, 4, "bits=1 is the paper's")
         if self.bounds is not None and not 0 < self.bounds[0] <= self.bounds[1] < float("inf"):
             raise ConfigError(
                 f"bounds={self.bounds}, expected 0 < lower <= upper; use 5e-4,5e-2 as the authors, or off for none"
@@ -144,7 +145,7 @@ class FedBAT(Method):
         u = noise(local.update)
         for (name, m), alpha in zip(local.update.items(), alphas, strict=True):
             codes = stochastic_codes(m, alpha, u[name], self.bits)
-            parts[name] = odd_levels(codes, alpha * m.any(), self.bits)
+            parts[name] = odd_levels(codes, alpha * moved(m), self.bits)
         return parts, memory
 
     @classmethod

@@ -20,6 +20,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedbat.binarize import moved
 from fedbat.method import Forward, Local, Method, Step
 from fedbat.parts import Kind, Part
 from fedbat.seeded_parts import MaskedNoise
@@ -88,7 +89,7 @@ class FedMRN(Method):
         parts: dict[str, Part] = {}
         for (name, m), seed in zip(local.update.items(), seeds, strict=True):
             positive = self._masked(m / self._noise(seed, m), u[name]) > 0
-            half_width = self._half_width * m.any()
+            half_width = self._half_width * moved(m)
             parts[name] = MaskedNoise.of(positive, half_width, seed, signed=self.mask == "signed")
         return parts, memory
 

@@ -18,7 +18,7 @@ from fedbat.binarize import inf_norm, stochastic_levels
 from fedbat.levels import Levels, num_steps
 from fedbat.method import Local, Method
 from fedbat.parts import Kind, Part
-from fedbat.settings import check_choice, check_range
+from fedbat.settings import check_choice, check_whole
 from fedbat.streams import Noise, Tensors
 
 Norm = Literal["max", "l2"]
@@ -33,7 +33,7 @@ class FedPAQ(Method):
     norm: Norm = "max"
 
     def __post_init__(self) -> None:
-        check_range("bits", self.bits, 2, 8, "the paper uses 3 and 4; for one bit choose a sign method")
+        check_whole("bits", self.bits, 2, 8, "the paper uses 3 and 4; for one bit choose a sign method")
         check_choice("norm", self.norm, Norm)
 
     @property

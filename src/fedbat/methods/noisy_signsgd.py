@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fedbat.binarize import moved
 from fedbat.method import Local, Method
 from fedbat.parts import Kind, Part, Signs
 from fedbat.settings import check_range
@@ -42,5 +43,5 @@ class NoisySignSGD(Method):
         for name, m in local.update.items():
             # m + zeta > 0 for zeta = sigma Phi^-1(u) just when u > Phi(-m / sigma), which is far cheaper to compute.
             positive = u[name] > torch.special.ndtr(m / -self.sigma)
-            parts[name] = Signs.of(positive, self.alpha * m.any())
+            parts[name] = Signs.of(positive, self.alpha * moved(m))
         return parts, memory

@@ -7,7 +7,7 @@ weight that never moves does not drift, and a layer that has not moved at all se
 
 from dataclasses import dataclass
 
-from fedbat.binarize import sign_or_coin
+from fedbat.binarize import moved, sign_or_coin
 from fedbat.method import Local, Method
 from fedbat.parts import Kind, Part, Signs
 from fedbat.settings import check_range
@@ -34,6 +34,6 @@ class SignSGD(Method):
         """alpha sign(m)."""
         u = noise(local.update)
         parts: dict[str, Part] = {
-            name: Signs.of(sign_or_coin(m, u[name]), self.alpha * m.any()) for name, m in local.update.items()
+            name: Signs.of(sign_or_coin(m, u[name]), self.alpha * moved(m)) for name, m in local.update.items()
         }
         return parts, memory

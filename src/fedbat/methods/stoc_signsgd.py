@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedbat.binarize import inf_norm, stochastic_sign
+from fedbat.binarize import inf_norm, moved, stochastic_sign
 from fedbat.method import Local, Method
 from fedbat.parts import Kind, Part, Signs
 from fedbat.settings import check_choice, check_range
@@ -49,6 +49,6 @@ class StocSignSGD(Method):
         parts: dict[str, Part] = {}
         for name, m in local.update.items():
             norm = _NORMS[self.norm](m)
-            scale = norm if self.alpha is None else self.alpha * m.any()
+            scale = norm if self.alpha is None else self.alpha * moved(m)
             parts[name] = Signs.of(stochastic_sign(m, norm, u[name]), scale)
         return parts, memory

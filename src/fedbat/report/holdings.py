@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbat.data import DATASETS, load_dataset, partition
+from fedbat.data.picture import count_labels, sizes_in_words
 from fedbat.errors import FedbatError
-
-MOST_SHOWN = 500  # clients; more are no longer told apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,10 +23,9 @@ class Holdings:
     @property
     def text(self) -> str:
         """In a sentence."""
-        sizes = self.counts.sum(axis=1)
-        first = "" if len(sizes) == self.num_clients else f"The first {len(sizes):,} of {self.num_clients:,} clients: "
-        spread = f"{sizes.min():,} to {sizes.max():,}, median {np.median(sizes):,.0f}"
-        return f"{first}{sizes.sum():,} samples; per client {spread}."
+        shown = len(self.counts)
+        first = "" if shown == self.num_clients else f"The first {shown:,} of {self.num_clients:,} clients: "
+        return f"{first}{sizes_in_words(self.counts)}."
 
 
 def holdings_of(config: Mapping[str, Any]) -> Holdings | str:
@@ -43,8 +41,7 @@ def holdings_of(config: Mapping[str, Any]) -> Holdings | str:
         split = partition(config["partition"], labels, clients, config["partition_seed"], *settings)
     except FedbatError as error:
         return f"Not shown: {error}."
-    classes, shown = DATASETS[name].num_classes, range(min(clients, MOST_SHOWN))
-    return Holdings(np.stack([np.bincount(labels[split[k]], minlength=classes) for k in shown]), clients)
+    return Holdings(count_labels(split, labels, DATASETS[name].num_classes), clients)
 
 
 @cache

@@ -33,7 +33,7 @@ class Run:
             return self.record.configuration
         except DataError:
             summary = self.record.summary
-            return {**summary["config"], "settings": summary.get("method_settings", {})}
+            return {**summary["config"], "settings": summary["method_settings"]}
 
     @property
     def changed(self) -> dict[str, Any]:
@@ -53,11 +53,9 @@ class Run:
     @property
     def device(self) -> str | None:
         """What computed it."""
-        engine, machine = self.record.summary.get("engine"), self.record.summary.get("machine", {})
-        if not engine:
+        if not self.record.summary.get("engine"):
             return None
-        on_gpu = engine["name"] == "CudaEngine" or str(engine.get("device")).startswith("cuda")
-        return machine.get("gpu") if on_gpu else f"CPU, {machine.get('cpus')} cores"
+        return self.record.gpu or f"CPU, {self.record.summary['machine'].get('cpus')} cores"
 
     @property
     def precision(self) -> str | None:
@@ -157,8 +155,6 @@ def _name(folder: Path, root: Path) -> str:
 
 
 def _check(record: Record) -> Record:
-    if not isinstance(record.summary, dict) or "config" not in record.summary:
-        raise DataError(f"{record.folder} is not a record of fedbat; its summary.json has no configuration")
     if not record.lines:
         raise DataError(f"{record.folder} has no round yet")
     return record

@@ -14,7 +14,7 @@ from fedbat.reproduce.estimates import LEVEL, Estimate
 from fedbat.reproduce.kinds import Case, Column, Shelf, combine
 from fedbat.reproduce.measure import estimate, paired_runs
 from fedbat.reproduce.metrics import METRICS
-from fedbat.reproduce.results import Results, Spread
+from fedbat.reproduce.results import MeanStd, Results
 from fedbat.reproduce.tables import Book, Grid, Row, Table
 from fedbat.reproduce.verdicts import show_interval
 
@@ -127,8 +127,8 @@ def _row(switch: Switch, results: Results) -> list[str]:
         if change is None:
             return markdown.padded(start, _COLUMNS)
         switched, ours = zip(*paired_runs(case, results).values(), strict=True)
-        levels = [Spread.of([METRICS[metric].of(record) for record in records]) for records in (ours, switched)]
-        cells += [*map(markdown.spread, levels), f"{change.value:{case.style}}", show_interval(change, case.style)]
+        levels = [MeanStd.of([METRICS[metric].of(record) for record in records]) for records in (ours, switched)]
+        cells += [*map(markdown.mean_std, levels), f"{change.value:{case.style}}", show_interval(change, case.style)]
     best = switch.changes["best"]
     assert best is not None
     return [*cells, str(best.seeds), best.spread.source]

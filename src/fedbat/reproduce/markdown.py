@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from fedbat.reproduce.results import Spread
+from fedbat.reproduce.results import MeanStd
 from fedbat.reproduce.tables import Number
 
 
@@ -15,7 +15,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], words: Collectio
     yield ""
 
 
-def spread(found: Spread | None) -> str:
+def mean_std(found: MeanStd | None) -> str:
     """A mean with its standard deviation; nothing for nothing."""
     if found is None:
         return ""

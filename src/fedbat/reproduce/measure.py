@@ -15,10 +15,7 @@ def estimate(cases: Sequence[Sequence[Case]], results: Results) -> list[list[Est
 
 def paired_runs(case: Case, results: Results) -> dict[int, list[Record]]:
     """The records of all rows of a case, by seed."""
-    runs = []
-    for row in case.rows:
-        result = results.of(row)
-        runs.append({} if result is None else {record.configuration["seed"]: record for record in result.records})
+    runs = [{} if (result := results.of(row)) is None else result.by_seed for row in case.rows]
     return {seed: [found[seed] for found in runs] for seed in runs[0] if all(seed in found for found in runs)}
 
 

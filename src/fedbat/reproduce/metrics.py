@@ -36,15 +36,9 @@ def weighted_error(record: Record) -> list[float]:
     layout = _layout_by_name(configuration["model"], configuration["dataset"])
     sizes = {entry.name: entry.numel for entry in layout}
     found = []
-    for line in record.lines:
-        layers = line["layers"]
-        if "relative_error" in layers:  # a record's columns; a run has a report for each layer
-            errors = dict(zip(record.summary["layers"], layers["relative_error"], strict=True))
-        else:
-            errors = {name: report["relative_error"] for name, report in layers.items()}
-        known = {name: error for name, error in errors.items() if error is not None}  # a diverged layer has none
-        total = sum(sizes[name] for name in known)
-        found.append(sum(sizes[name] * error for name, error in known.items()) / total if total else math.inf)
+    for errors in record.layer_errors:
+        total = sum(sizes[name] for name in errors)
+        found.append(sum(sizes[name] * error for name, error in errors.items()) / total if total else math.inf)
     return found
 
 

@@ -28,8 +28,7 @@ class Machine(NamedTuple):
     def of(cls, record: Record) -> "Machine":
         """Where a record was made."""
         engine = record.summary["engine"] or {}
-        processor = record.summary["machine"]["gpu"] or "cpu"
-        return cls(processor, engine.get("precision", ""), engine.get("jobs", "1"))
+        return cls(record.gpu or "cpu", engine.get("precision", ""), engine.get("jobs", "1"))
 
 
 class Pace:

@@ -87,13 +87,25 @@ class Record:
 
     @property
     def relative_error(self) -> list[float]:
-        """By round, ||sent - m|| / ||m||, mean over layers."""
-        return [_mean_error(line["layers"]) for line in self.lines]
+        """By round, ||sent - m|| / ||m||, mean over clients and layers."""
+        return [sum(errors.values()) / len(errors) if errors else 0.0 for errors in self.layer_errors]
+
+    @property
+    def layer_errors(self) -> list[dict[str, float]]:
+        """By round and layer, ||sent - m|| / ||m||, mean over clients; a layer that diverged has none."""
+        return [_layer_errors(line["layers"], self.summary) for line in self.lines]
 
     @property
     def seconds(self) -> float:
-        """Of all rounds."""
+        """That all rounds took together."""
         return float(self.summary["seconds"])
+
+    @property
+    def gpu(self) -> str | None:
+        """The card that computed it; None for a CPU, whatever cards the machine had."""
+        engine = self.summary.get("engine") or {}
+        used = engine.get("name") == "CudaEngine" or str(engine.get("device")).startswith("cuda")
+        return self.summary["machine"]["gpu"] if used else None
 
     def faults(self) -> list[str]:
         """Why this is not a whole record; empty if it is."""
@@ -133,13 +145,6 @@ class Records:
         """The record of a cell, or one that stands for it."""
         return self._by_identity.get(identity)
 
-    def where(self, **wanted: Any) -> Self:
-        """Those with these values in their configuration or settings: where(dataset="fmnist", rho=6.0)."""
-        facts = ((record, record.configuration | record.configuration["settings"]) for record in self.items)
-        return type(self)(
-            tuple(record for record, fact in facts if all(fact.get(name) == value for name, value in wanted.items()))
-        )
-
 
 def load_record(folder: Path) -> Record:
     """Read a record, or the folder of any run."""
@@ -149,6 +154,9 @@ def load_record(folder: Path) -> Record:
         lines = [json.loads(line) for line in whole.splitlines()]
     except (OSError, ValueError) as error:
         raise DataError(f"{folder} is not a record ({error}); expected summary.json and rounds.jsonl") from None
+    config = summary.get("config") if isinstance(summary, dict) else None
+    if not isinstance(config, dict) or "method" not in config or "method_settings" not in summary:
+        raise DataError(f"{folder} holds no record of fedbat; its summary.json has no configuration of a run")
     return Record(folder, summary, tuple(lines))
 
 
@@ -201,8 +209,10 @@ def _cut(value: Any) -> Any:
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
 
 
-def _mean_error(layers: dict[str, Any]) -> float:
-    """Of layers as a run writes them or as columns."""
-    errors = layers.get("relative_error") or [report["relative_error"] for report in layers.values()]
-    known = [error for error in errors if error is not None]  # a diverged layer has none
-    return sum(known) / len(known) if known else 0.0
+def _layer_errors(layers: dict[str, Any], summary: dict[str, Any]) -> dict[str, float]:
+    """Of layers in columns, as a record has them, or with a report for each, as a run does."""
+    if "layers" in summary:
+        errors = dict(zip(summary["layers"], layers["relative_error"], strict=True))
+    else:
+        errors = {name: report["relative_error"] for name, report in layers.items()}
+    return {name: error for name, error in errors.items() if error is not None}

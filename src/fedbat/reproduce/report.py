@@ -8,7 +8,7 @@ from pathlib import Path
 from fedbat.reproduce import differences, traffic
 from fedbat.reproduce.claims import Finding, Verdict, judge_all
 from fedbat.reproduce.figures import pictures
-from fedbat.reproduce.markdown import number, padded, share, spread, table
+from fedbat.reproduce.markdown import mean_std, number, padded, share, table
 from fedbat.reproduce.pace import Machine
 from fedbat.reproduce.record import Records
 from fedbat.reproduce.results import WITHIN, Result, Results, duel, orderings
@@ -130,7 +130,7 @@ def _to_be_looked_into(open_: Sequence[Result]) -> Iterator[str]:
             *(result.row.point[key] for key in ("dataset", "clients", "split")),
             f"`{result.row.point['method']}`",
             number(result.row.paper),
-            spread(result.best),
+            mean_std(result.best),
             str(len(result.records)),
             f"{result.difference:+.2f}",
         ]
@@ -204,10 +204,10 @@ def _row(row: Row, result: Result | None) -> list[str]:
     return [
         *start,
         number(row.paper or result.row.paper),
-        spread(result.best),
+        mean_std(result.best),
         str(len(result.records)),
         "" if result.difference is None else f"{result.difference:+.2f}",
-        spread(result.last10),
+        mean_std(result.last10),
         f"{result.mean('uplink_bytes_per_client_round'):,.0f}",
         f"{result.mean('bits_per_parameter'):.3f}",
         f"{result.mean('seconds'):.0f}",

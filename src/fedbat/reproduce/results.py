@@ -12,17 +12,17 @@ from fedbat.reproduce.record import Record, Records
 from fedbat.reproduce.tables import Book, Row, Table
 
 WITHIN = 1.0  # a point: how close to the paper counts as reproduced
-_ROUNDING = 1e-9  # of differences between numbers with few decimals: 83.9 is one point from 84.9, not more
+ROUNDING = 1e-9  # of differences between numbers with few decimals: 83.9 is one point from 84.9, not more
 
 
-class Spread(NamedTuple):
+class MeanStd(NamedTuple):
     """A mean over seeds, and the standard deviation if there is more than one."""
 
     mean: float
     std: float | None
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
+    def of(cls, values: Sequence[float]) -> "MeanStd":
         """Of the runs of one cell."""
         return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
@@ -35,14 +35,14 @@ class Result:
     records: tuple[Record, ...]
 
     @cached_property
-    def best(self) -> Spread:
+    def best(self) -> MeanStd:
         """Of the best rounds, as the paper reports it."""
-        return Spread.of([record.best for record in self.records])
+        return MeanStd.of([record.best for record in self.records])
 
     @cached_property
-    def last10(self) -> Spread:
+    def last10(self) -> MeanStd:
         """Of the last ten rounds."""
-        return Spread.of([record.last10 for record in self.records])
+        return MeanStd.of([record.last10 for record in self.records])
 
     @property
     def difference(self) -> float | None:
@@ -60,10 +60,15 @@ class Result:
         known = [saving for record in self.records if (saving := record.total_saving) is not None]
         return statistics.fmean(known) if known else None
 
-    def spread(self, figure: str) -> Spread | None:
+    @cached_property
+    def by_seed(self) -> dict[int, Record]:
+        """The records by the seed they were run with."""
+        return {record.configuration["seed"]: record for record in self.records}
+
+    def accuracy(self, figure: str) -> MeanStd | None:
         """Of an accuracy of the summaries, in percent; None if they have none."""
         values = [100 * record.summary[figure] for record in self.records if figure in record.summary]
-        return Spread.of(values) if values else None
+        return MeanStd.of(values) if values else None
 
     def mean(self, figure: str) -> float:
         """Of a figure of the summaries."""
@@ -141,7 +146,7 @@ def orderings(columns: Iterable[dict[str, Result]], apart: float = 0.0) -> Order
     for column in columns:
         for a, b in itertools.combinations(column.values(), 2):
             theirs = _paper(a) - _paper(b)
-            if abs(theirs) > apart + _ROUNDING:
+            if abs(theirs) > apart + ROUNDING:
                 total += 1
                 agree += theirs * (a.best.mean - b.best.mean) > 0
     return Orderings(agree, total)
@@ -167,14 +172,14 @@ def duel(columns: Iterable[dict[str, Result]], one: str, other: str) -> Duel | N
     return Duel(
         len(pairs),
         sum(value > 0 for value in ours),
-        sum(value > _ROUNDING for value in theirs),
+        sum(value > ROUNDING for value in theirs),
         statistics.fmean(ours),
         statistics.fmean(theirs),
     )
 
 
 def _further(result: Result, points: float) -> bool:
-    return abs(result.difference or 0) > points + _ROUNDING
+    return abs(result.difference or 0) > points + ROUNDING
 
 
 def _tolerance(result: Result) -> float:

@@ -51,8 +51,9 @@ class Settings:
     @property
     def machine(self) -> Machine:
         """What the records of this sweep will say."""
-        processor = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-        return Machine(processor, self.precision, str(self.jobs))
+        usual = "cuda" if self.engine in ("auto", "cuda") else "cpu"
+        on_gpu = (self.device or usual).startswith("cuda") and torch.cuda.is_available()
+        return Machine(torch.cuda.get_device_name() if on_gpu else "cpu", self.precision, str(self.jobs))
 
 
 Fate = Literal["done", "run", "unfinished", "waiting", "failed"]
@@ -186,7 +187,6 @@ def _data(name: str) -> Dataset:
 
 def _claimed(folder: Path) -> AbstractContextManager[bool]:
     """Whether this process may have the cell, its folder's removal included."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     return holding(folder.with_name(folder.name + ".lock"))
 
 

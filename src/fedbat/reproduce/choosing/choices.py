@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 from fedbat.downlink import DOWNLINKS, FULL
 from fedbat.reproduce.record import Record
-from fedbat.reproduce.results import WITHIN, Result, Results
+from fedbat.reproduce.results import ROUNDING, WITHIN, Result, Results
 from fedbat.reproduce.tables import Book, Row
 
 TABLES = ("traffic", "table1", "table5")  # whose rows are choices, where they are about the first one's places
 TOLERANCE = 0.5  # points that few bits may cost on average over places,
 NOWHERE = WITHIN  # and at any one of them
-_ROUNDING = 1e-9  # of differences between numbers with few decimals
 _AVERAGED = "averaged_last10_accuracy"
 
 
@@ -52,7 +51,7 @@ class Compared:
     @property
     def within(self) -> bool:
         """Whether that is little enough."""
-        return self.mean >= -TOLERANCE - _ROUNDING and self.points[self.worst] >= -NOWHERE - _ROUNDING
+        return self.mean >= -TOLERANCE - ROUNDING and self.points[self.worst] >= -NOWHERE - ROUNDING
 
 
 class Choices:
@@ -120,8 +119,7 @@ def fewest_bits(tried: Mapping[str, Compared]) -> str | None:
 
 def _differences(one: Result, other: Result) -> list[float]:
     """By seed, of the averaged model's last ten rounds, which chance moves least; of the model's if a run kept none."""
-    by_seed = [{record.configuration["seed"]: record for record in result.records} for result in (one, other)]
-    pairs = [(by_seed[0][seed], by_seed[1][seed]) for seed in by_seed[0] if seed in by_seed[1]]
+    pairs = [(record, other.by_seed[seed]) for seed, record in one.by_seed.items() if seed in other.by_seed]
     averaged = all(_AVERAGED in record.summary for pair in pairs for record in pair)
     return [_last_ten(a, averaged) - _last_ten(b, averaged) for a, b in pairs]
 

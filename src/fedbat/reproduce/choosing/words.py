@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fedbat.downlink import FOLLOW
 from fedbat.reproduce.choosing.choices import Choice, Place
-from fedbat.reproduce.results import Result, Spread
+from fedbat.reproduce.results import MeanStd, Result
 
 NOT_YET = "not measured yet"
 
@@ -66,9 +66,9 @@ def accuracies(result: Result | None) -> str:
     return "/".join("–" if one is None else f"{one.mean:.1f}" for one in found)
 
 
-def averaged(result: Result) -> Spread | None:
+def averaged(result: Result) -> MeanStd | None:
     """The averaged model in the last ten rounds, if one was kept."""
-    return result.spread("averaged_last10_accuracy")
+    return result.accuracy("averaged_last10_accuracy")
 
 
 def several(choices: Sequence[Choice]) -> str:
