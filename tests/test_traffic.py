@@ -159,7 +159,7 @@ def test_cells_are_chosen_by_what_files_vary():
     found = BOOK.cells("traffic", None, {"down": "3,follow", "dataset": "cifar10"})
     assert [cell.experiment.down for cell in found] == ["3", "follow"] * 2
     assert {cell.experiment.down for cell in BOOK.cells("all", None, {"down": "2"})} == {"2"}
-    with pytest.raises(ConfigError, match="choose by dataset, clients, split, method, .*down"):
+    with pytest.raises(ConfigError, match=r"choose by dataset, clients, split, method, .*down"):
         BOOK.cells("traffic", None, {"lr": "0.1"})
 
 
