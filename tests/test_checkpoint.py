@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 import warnings
+from statistics import median
 
 import pytest
 import torch
@@ -152,6 +153,7 @@ def test_killed_by_the_system_at_random_moments(method, fedbat_here, tmp_path):
     env = os.environ | ENVIRONMENT
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     fedbat_here("run", *options, "--out", whole, check=0)
+    pace = median(json.loads(line)["seconds"] for line in (whole / "rounds.jsonl").read_text().splitlines())
     kills, moments = 0, random.Random(method)
     command = [*start, "run", *options, "--out", killed]
     while True:
@@ -160,7 +162,7 @@ def test_killed_by_the_system_at_random_moments(method, fedbat_here, tmp_path):
             while process.poll() is None and kills < 3:  # until it has done something, and then a little
                 time.sleep(0.01)
                 if (killed / "rounds.jsonl").exists() and len((killed / "rounds.jsonl").read_bytes()) > before:
-                    time.sleep(moments.random() * 0.4)
+                    time.sleep(moments.random() * 2 * pace)
                     process.send_signal(signal.SIGKILL)
                     break
             _, errors = process.communicate(timeout=300)
