@@ -12,7 +12,6 @@ from fedbat.binarize import (
     binarize_backward,
     binarize_forward,
     codes_of,
-    edge_of,
     inner,
     keep_top,
     mean_abs,
@@ -130,9 +129,17 @@ def test_closed_form_equals_autograd(dtype, channels_last, rng):
     u = torch.rand(8, 4, 3, 3, generator=rng, dtype=dtype)
     leaf, leaf_alpha = m.clone().requires_grad_(), alpha.clone().requires_grad_()
     binarize(leaf, leaf_alpha, u).backward(grad)
-    grad_m, alpha_grad_alpha = binarize_backward(m, edge_of(alpha), binarize_forward(m, alpha, u), grad)
+    grad_m, alpha_grad_alpha = binarize_backward(m, alpha, binarize_forward(m, alpha, u), grad)
     assert torch.equal(grad_m, leaf.grad)
     torch.testing.assert_close(alpha_grad_alpha, alpha * leaf_alpha.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_edge_is_inside_and_the_next_number_outside(dtype, rng):
+    for alpha in torch.randn(2000, generator=rng, dtype=dtype).mul_(8).exp_():
+        m = torch.stack([alpha, torch.nextafter(alpha, 2 * alpha)])
+        grad_m, _ = binarize_backward(torch.cat([m, -m]), alpha, torch.ones(4, dtype=dtype), torch.ones(4, dtype=dtype))
+        assert grad_m.tolist() == [1, 0, 1, 0]
 
 
 @pytest.mark.parametrize("ratio", [-0.8, 0.0, 0.5])
@@ -154,7 +161,7 @@ def test_zero_step_size_sends_nothing_and_lets_gradients_through(flush, request)
     alpha = torch.tensor(0.0)
     s = binarize_forward(m, alpha, u)
     assert torch.equal(s.abs(), torch.zeros(40))
-    grad_m, alpha_grad = binarize_backward(m, edge_of(alpha), s, grad)
+    grad_m, alpha_grad = binarize_backward(m, alpha, s, grad)
     assert torch.equal(grad_m, grad) and alpha_grad == 0
 
 
@@ -222,7 +229,7 @@ def test_gradients_of_levels(bits, channels_last, rng):
     by_m, by_alpha = (torch.tensor(column, dtype=torch.float64).view(m.shape) for column in zip(*slow, strict=True))
     torch.testing.assert_close(leaf.grad, grad * by_m, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(leaf_alpha.grad, (grad * by_alpha).sum())
-    grad_m, alpha_grad_alpha = binarize_backward(m, edge_of(alpha, bits), binarize_forward(m, alpha, u, bits), grad)
+    grad_m, alpha_grad_alpha = binarize_backward(m, alpha, binarize_forward(m, alpha, u, bits), grad, bits)
     assert torch.equal(grad_m, leaf.grad) and 0 < (grad_m == 0).sum() < m.numel()
     torch.testing.assert_close(alpha_grad_alpha, alpha * leaf_alpha.grad)
 

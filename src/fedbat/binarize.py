@@ -54,26 +54,19 @@ def binarize_forward(m: Tensor, alpha: Tensor, u: Tensor, bits: int = 1) -> Tens
     return _cell(m, alpha, u, bits).add_(0.5).mul_(2 * alpha)
 
 
-def binarize_backward(m: Tensor, edge: Tensor, s: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+def binarize_backward(m: Tensor, alpha: Tensor, s: Tensor, grad: Tensor, bits: int = 1) -> tuple[Tensor, Tensor]:
     """Gradients (dL/dm, alpha * dL/dalpha) of s = S(m, alpha) from grad = dL/ds: Eq. 8-9 in closed form.
 
-    `edge` is the least number beyond S's reach (`edge_of`).
     dS/dalpha is s/alpha outside and s/alpha - m/alpha inside, so alpha * dL/dalpha = <grad, s> - <dL/dm, m>:
     two inner products over the layer and no division, hence right at alpha = 0 too.
     """
-    grad_m = _where_inside(m, edge, grad)
+    grad_m = _where_inside(m, reach(alpha, bits), grad)
     return grad_m, (inner(grad, s) - inner(grad_m, m)).to(m.dtype)
 
 
 def reach(alpha: Tensor, bits: int = 1) -> Tensor:
     """R, the largest magnitude of S."""
-    return ((1 << bits) - 1) * alpha
-
-
-def edge_of(alpha: Tensor, bits: int = 1) -> Tensor:
-    """The least number beyond R, so that |m| < edge says |m| <= R; at R = 0 tiny, as denormals may be flushed to 0."""
-    limit = reach(alpha, bits)
-    return torch.nextafter(limit, torch.full_like(limit, math.inf)).clamp_(min=_TINY)
+    return alpha if bits == 1 else ((1 << bits) - 1) * alpha
 
 
 def step_size(
@@ -146,13 +139,24 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
     return torch.dot(x, y) if x.device.type == "cpu" else torch.dot(x.double(), y.double())
 
 
-def _where_inside(m: Tensor, edge: Tensor, grad: Tensor) -> Tensor:
-    """`grad` where |m| < edge, else 0."""
+def _where_inside(m: Tensor, limit: Tensor, grad: Tensor) -> Tensor:
+    """`grad` where |m| <= limit, else 0."""
     if m.device.type != "cpu":
-        return m.abs().lt_(edge).mul_(grad)
-    bound = edge.item()  # what clipping to +-edge makes of grad: one pass, but a GPU would have to wait for this number
-    clipped: Tensor = torch.ops.aten.hardtanh_backward.default(grad, m, -bound, bound)
+        return m.abs().le_(limit).mul_(grad)
+    edge = _beyond(
+        limit
+    )  # what clipping to +-edge makes of grad: one pass, but a GPU would have to wait for the number
+    clipped: Tensor = torch.ops.aten.hardtanh_backward.default(grad, m, -edge, edge)
     return clipped
+
+
+def _beyond(limit: Tensor) -> float:
+    """The least number beyond `limit` in its own precision; beyond 0 tiny, as denormals may be flushed to 0."""
+    value = limit.item()
+    if limit.dtype == torch.float32:
+        # Between half a step and one and a half, so that rounding it to float32 gives the next number.
+        return max(value * (1 + 0.75 * 2**-23), _TINY)
+    return max(math.nextafter(value, math.inf), _TINY)
 
 
 def _in_storage_order(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,6 @@ from fedbat.binarize import (
     binarize_backward,
     binarize_forward,
     codes_of,
-    edge_of,
     inf_norm,
     mean_abs,
     moved,
@@ -125,11 +124,11 @@ class FedBAT(Method):
     def pull_back(self, w: Tensors, local: Local, u: Tensors, seen: Forward, grad: Tensors) -> tuple[Tensors, Tensors]:
         """Eq. 8 for m, Eq. 9 summed over the layer for alpha, and on to alpha_e by Eq. 10."""
         grads, learned = {}, {}
-        edges, paces = edge_of(seen.shared["alpha"], self.bits).unbind(), seen.shared["pace"].unbind()
-        for (name, m), edge, pace in zip(local.update.items(), edges, paces, strict=True):
+        alphas, paces = seen.shared["alpha"].unbind(), seen.shared["pace"].unbind()
+        for (name, m), alpha, pace in zip(local.update.items(), alphas, paces, strict=True):
             if name not in grad:  # the layer took no part in the forward pass
                 continue
-            grads[name], alpha_grad = binarize_backward(m, edge, seen.kept[name], grad[name])
+            grads[name], alpha_grad = binarize_backward(m, alpha, seen.kept[name], grad[name], self.bits)
             if self._learns:
                 learned[name] = pace * alpha_grad
         return grads, learned
