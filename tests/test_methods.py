@@ -68,6 +68,13 @@ def test_error_feedback_identity(rng):
     assert part.step == pytest.approx(p.abs().mean().item())
 
 
+def test_step_size_of_error_feedback_is_of_the_corrected_update_or_of_the_update(rng):
+    m, e = torch.randn(50, generator=rng), torch.randn(50, generator=rng)
+    for scale, of in (("corrected", m + e), ("update", m)):
+        part, _ = encode(EFSignSGD(scale=scale), m, {"x": e})
+        assert torch.equal(part.unpack(), of.abs().mean() * (m + e).sign())
+
+
 def test_without_memory_plain_signs_are_sent_and_nothing_is_kept(rng):
     m, old = torch.randn(50, generator=rng), {"x": torch.randn(50, generator=rng)}
     part, left = encode(EFSignSGD(memory=False), m)
@@ -77,7 +84,8 @@ def test_without_memory_plain_signs_are_sent_and_nothing_is_kept(rng):
     assert encode(EFSignSGD(), m, old)[1].keys() == {"x"}
 
 
-def test_error_feedback_telescopes_per_client_and_waits_while_absent(rng):
+@pytest.mark.parametrize("scale", ["corrected", "update"])
+def test_error_feedback_telescopes_per_client_and_waits_while_absent(scale, rng):
     num_clients, memories = 6, {}
     sent_sum = torch.zeros(num_clients, 40)
     m_sum = torch.zeros(num_clients, 40)
@@ -87,7 +95,7 @@ def test_error_feedback_telescopes_per_client_and_waits_while_absent(rng):
         for k in present:
             m = torch.randn(40, generator=rng) * 0.01
             before = {n: e.clone() for n, e in memories.get(k, {}).items()}
-            part, after = encode(EFSignSGD(), m, memories.get(k), seed=round_)
+            part, after = encode(EFSignSGD(scale=scale), m, memories.get(k), seed=round_)
             assert all(torch.equal(memories[k][n], e) for n, e in before.items())  # what went in is not changed
             memories[k] = after
             sent_sum[k] += part.unpack()
@@ -413,7 +421,7 @@ def test_defaults_are_the_papers():
         "bifl-full": {},
         "drive": {"scale": "unbiased"},
         "eden": {"bits": 2},
-        "ef-signsgd": {"memory": True},
+        "ef-signsgd": {"memory": True, "scale": "corrected"},
         "fedavg": {},
         "fedbat": {"rho": 6.0, "phi": 0.5, "step": "learned", "bounds": (5e-4, 5e-2), "sent": "fresh", "bits": 1},
         "fedmrn": {"mask": "binary", "half_width": None},

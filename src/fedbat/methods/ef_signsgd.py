@@ -3,18 +3,22 @@
 Each client remembers what its last message left out and adds it to its next update. The memory belongs to the client,
 not to the worker that happens to run it, and waits untouched while the client is not sampled.
 
-The FedBAT paper writes the step size as ||m||_1 / d; as in Karimireddy et al. it is taken from the corrected update
-p = m + e. The learning rate is already inside m. sign(0) is a fair coin.
+As in Karimireddy et al. the step size is ||p||_1 / d of the corrected update p = m + e; the FedBAT paper writes
+||m||_1 / d (`scale=update`). The learning rate is already inside m. sign(0) is a fair coin.
 
 `memory=off` forgets what was left out: plain signs with one L1 scale per layer, a control that no paper here runs.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from fedbat.binarize import mean_abs, sign_or_coin
 from fedbat.method import Local, Method
 from fedbat.parts import Kind, Part, Signs
+from fedbat.settings import check_choice
 from fedbat.streams import Noise, Tensors
+
+Scale = Literal["corrected", "update"]
 
 
 @dataclass(frozen=True)
@@ -22,8 +26,12 @@ class EFSignSGD(Method):
     """Signs of m plus what earlier messages left out: p = m + e, m_hat = ||p||_1 / d sign(p), e <- p - m_hat."""
 
     memory: bool = True
+    scale: Scale = "corrected"  # whose mean magnitude the step size is: that of m + e, or of m
 
     kinds = (Kind(Signs),)
+
+    def __post_init__(self) -> None:
+        check_choice("scale", self.scale, Scale)
 
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
         """C(m + e), and what it left out."""
@@ -32,7 +40,7 @@ class EFSignSGD(Method):
         left: Tensors = {}
         for name, m in local.update.items():
             p = m + memory[name] if name in memory else m
-            parts[name] = Signs.of(sign_or_coin(p, u[name]), mean_abs(p))
+            parts[name] = Signs.of(sign_or_coin(p, u[name]), mean_abs(p if self.scale == "corrected" else m))
             if self.memory:
                 left[name] = p - parts[name].unpack().view(p.shape)
         return parts, left
