@@ -3,8 +3,9 @@
     python benchmarks/steps.py [--model cnn|resnet10] [--steps 200]
 
 All on one thread, channels_last, batch 64, the paper's models; the variants take turns, so that a noisy machine hits
-all of them alike. An engine's model has some layers in fewer operations. Targets, without that: FedAvg <= 1.05 x plain,
-binarized FedBAT (phi = 0; noise, pull-back and optimizer included) <= 1.05 x FedAvg. Then the memory that training one
+all of them alike. An engine's model has some layers in fewer operations, or with --precision bf16 computes in that.
+Targets, without that: FedAvg <= 1.05 x plain, binarized FedBAT (phi = 0; noise, pull-back and optimizer included)
+<= 1.05 x FedAvg. Then the memory that training one
 client takes, each in a fresh process: by how much the peak of its resident memory grows from `begin` to `finish`, with
 the model and a batch there already.
 """
@@ -27,12 +28,14 @@ from fedbat.models import build_model
 from fedbat.streams import UniformNoise
 
 SHAPES = {"cnn": (1, 28, 28), "resnet10": (3, 32, 32), "resnet10-narrow": (3, 32, 32)}
-VARIANTS = {  # name: method, and whether the model is an engine's
-    "plain loop": (None, False),
-    "fedavg": (FedAvg(), False),
-    "fedbat, binarized": (FedBAT(phi=0), False),
-    "engine, fedavg": (FedAvg(), True),
-    "engine, fedbat": (FedBAT(phi=0), True),
+VARIANTS = {  # name: method, whether the model is an engine's, and whether it computes in bf16
+    "plain loop": (None, False, False),
+    "fedavg": (FedAvg(), False, False),
+    "fedbat, binarized": (FedBAT(phi=0), False, False),
+    "engine, fedavg": (FedAvg(), True, False),
+    "engine, fedbat": (FedBAT(phi=0), True, False),
+    "bf16, fedavg": (FedAvg(), True, True),
+    "bf16, fedbat": (FedBAT(phi=0), True, True),
 }
 RATIOS = [  # and their targets
     ("fedavg", "plain loop", 1.05),
@@ -40,19 +43,22 @@ RATIOS = [  # and their targets
     ("engine, fedavg", "fedavg", None),
     ("engine, fedbat", "fedbat, binarized", None),
     ("engine, fedbat", "engine, fedavg", None),
+    ("bf16, fedavg", "engine, fedavg", None),
+    ("bf16, fedbat", "engine, fedbat", None),
 ]
 
 
 class Variant:
     """A model in training."""
 
-    def __init__(self, name: str, method: FedAvg | FedBAT | None, engines: bool) -> None:
+    def __init__(self, name: str, method: FedAvg | FedBAT | None, engines: bool, half: bool) -> None:
         self.x = torch.randn(64, *SHAPES[name]).contiguous(memory_format=torch.channels_last)
         self.y = torch.randint(0, 10, (64,))
         self.model = build_model(name, SHAPES[name], 10, seed=0).to(memory_format=torch.channels_last)
         if engines:
             pool_first(self.model)
             multiply_less(self.model)
+        self.autocast = torch.autocast("cpu", torch.bfloat16, enabled=half)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self.before = _peak_kib()
         noise = UniformNoise(0, "noise", 0, 0)
@@ -62,7 +68,9 @@ class Variant:
         """Seconds of one."""
         start = time.perf_counter()
         self.optimizer.zero_grad()
-        F.cross_entropy(self.model(self.x), self.y).backward()
+        with self.autocast:
+            loss = F.cross_entropy(self.model(self.x), self.y)
+        loss.backward()
         self.optimizer.step()
         return time.perf_counter() - start
 

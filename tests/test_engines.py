@@ -141,6 +141,19 @@ def test_engines_send_the_sequential_bytes(method, settings, workers):
     assert [r.accuracy for r in cuda_rounds] == [r.accuracy for r in slow_rounds]
 
 
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_half_precision_on_a_cpu_rounds_what_layers_compute_and_nothing_else(method, workers):
+    federation = prepare(dataclasses.replace(SMALL, method=method, rounds=1))
+    _, full, _ = run(federation, SequentialEngine(federation))
+    slow_rounds, slow, slow_state = run(federation, SequentialEngine(federation, half=True))
+    cpu_rounds, cpu, cpu_state = run(federation, CpuEngine(federation, workers, half=True))
+    assert cpu_rounds == slow_rounds and same_tensors(cpu_state.w, slow_state.w)
+    assert all(same_results(a, b) for a, b in zip(cpu, slow, strict=True))
+    assert all(tensor.dtype in (torch.float32, torch.int64) for tensor in slow_state.w.values())
+    for ours, exact in zip(slow, full, strict=True):
+        assert ours.train_loss != exact.train_loss and ours.train_loss == pytest.approx(exact.train_loss, rel=0.02)
+
+
 @pytest.mark.parametrize("down", ["4", "follow"])
 def test_engines_agree_on_every_model_with_few_bits_down(down, workers):
     """The true model, the public one that clients hold, and the average, bit for bit."""
@@ -183,7 +196,7 @@ def test_engine_is_chosen_by_what_is_there(monkeypatch):
         with closing(make_engine(federation, name)) as engine:
             assert type(engine) is expected
     assert isinstance(make_engine(federation, device="cpu"), SequentialEngine)
-    for wrong in ({"name": "cuda"}, {"device": "cuda"}, {"precision": "bf16"}, {"name": "nope"}, {"device": "nope"}):
+    for wrong in ({"name": "cuda"}, {"device": "cuda"}, {"precision": "tf32"}, {"name": "nope"}, {"device": "nope"}):
         with pytest.raises(ConfigError):
             make_engine(federation, **wrong)
 
@@ -191,9 +204,11 @@ def test_engine_is_chosen_by_what_is_there(monkeypatch):
 def test_beside_a_gpu_the_cpu_is_had_by_asking_for_it(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert isinstance(make_engine(prepare(SMALL), device="cpu"), SequentialEngine)
-    for wrong in ({"name": "cuda", "device": "cpu"}, {"device": "cpu", "precision": "bf16"}):
+    for wrong in ({"name": "cuda", "device": "cpu"}, {"device": "cpu", "precision": "tf32"}):
         with pytest.raises(ConfigError, match=r"cpu|CPU"):
             make_engine(prepare(SMALL), **wrong)
+    with pytest.raises(ConfigError, match="the sequential engine is in fp32"):
+        make_engine(prepare(SMALL), "sequential", "cuda", "bf16")
 
 
 def test_cores_are_those_we_are_bound_to():

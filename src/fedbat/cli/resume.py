@@ -24,7 +24,7 @@ from fedbat.records import (
 
 EngineName = Annotated[str | None, typer.Option("--engine", help=f"One of {', '.join(ENGINES)}. Default: as before.")]
 PrecisionName = Annotated[
-    str | None, typer.Option("--precision", help="Arithmetic of the cuda engine. Default: as before.")
+    str | None, typer.Option("--precision", help="Arithmetic of the layers. Default: as before.")
 ]
 
 

@@ -26,12 +26,14 @@ Maker = Callable[[Federation, Asked], Engine]
 
 
 def _sequential(federation: Federation, asked: Asked) -> Engine:
-    return SequentialEngine(federation, asked.device or "cpu")
+    return SequentialEngine(federation, asked.device or "cpu", asked.precision == "bf16")
 
 
 def _cpu(federation: Federation, asked: Asked) -> Engine:
     """On a single core this is the sequential engine, which gives the same results."""
-    return CpuEngine(federation, asked.workers) if usable_cores() > 1 else _sequential(federation, asked)
+    if usable_cores() == 1:
+        return _sequential(federation, asked)
+    return CpuEngine(federation, asked.workers, asked.precision == "bf16")
 
 
 def _cuda(federation: Federation, asked: Asked) -> Engine:
@@ -61,8 +63,10 @@ def check_engine(name: str, device: str | None, precision: str) -> None:
         raise ConfigError(f"--device {device} does not go with --engine cpu; use --engine sequential or cuda")
     if name == "cuda" and device == "cpu":
         raise ConfigError("--device cpu does not go with --engine cuda; use --engine cpu or sequential")
-    if precision != "fp32" and not _is_cuda(name, device):
-        raise ConfigError(f"--precision {precision} is for the cuda engine; on the CPU use fp32")
+    if precision == "tf32" and not _is_cuda(name, device):
+        raise ConfigError("--precision tf32 is for the cuda engine; on the CPU use fp32 or bf16")
+    if precision == "bf16" and name == "sequential" and device not in (None, "cpu"):
+        raise ConfigError("--precision bf16 on a GPU is for the cuda engine; there the sequential engine is in fp32")
 
 
 def make_engine(

@@ -27,7 +27,7 @@ class CpuEngine:
 
     home = torch.device("cpu")
 
-    def __init__(self, federation: Federation, workers: Workers | None = None) -> None:
+    def __init__(self, federation: Federation, workers: Workers | None = None, half: bool = False) -> None:
         torch.set_num_threads(1)  # what is left to this process should not take a worker's core
         self.federation, self._owns_workers = federation, workers is None
         private = _pickled_without_data(federation)
@@ -43,7 +43,7 @@ class CpuEngine:
             ) from error
         self._w = _tensors_in(self._memory, layout)
         self._workers = workers or workers_for(federation)
-        self._workers.hold(partial(_Hand, private, data, self._memory))
+        self._workers.hold(partial(_Hand, private, data, self._memory, half))
 
     def train(
         self, w: Tensors, round_: int, clients: list[int], memories: Mapping[int, Tensors]
@@ -92,7 +92,7 @@ def workers_for(federation: Federation) -> Workers:
 class _Hand:
     """What a worker holds: its own sequential engine, and a view of what is shared."""
 
-    def __init__(self, private: bytes, data: Dataset, memory: Tensor) -> None:
+    def __init__(self, private: bytes, data: Dataset, memory: Tensor, half: bool) -> None:
         try:
             federation = Federation(data=data, **pickle.loads(private))
         except (ImportError, AttributeError) as error:
@@ -100,7 +100,7 @@ class _Hand:
                 f"a worker process cannot import what the model or method is made of ({error}); define it at the top "
                 "level of a module file, or use --engine sequential"
             ) from error
-        self._engine = SequentialEngine(federation)
+        self._engine = SequentialEngine(federation, half=half)
         self._w = _tensors_in(memory, federation.layout)
 
     def train(self, round_: int, client: int, memory: Tensors) -> ClientResult:

@@ -71,14 +71,18 @@ def evaluation_of(scores: Iterable[Score], federation: Federation) -> Evaluation
 
 
 class SequentialEngine:
-    """Plain SGD with a fresh optimizer every round, as the authors' clients do."""
+    """Plain SGD with a fresh optimizer every round, as the authors' clients do.
+
+    With `half` the layers compute in bfloat16 (PyTorch's autocast); weights, updates and what is sent stay in float32.
+    """
 
     home = torch.device("cpu")
 
-    def __init__(self, federation: Federation, device: torch.device | str = "cpu") -> None:
+    def __init__(self, federation: Federation, device: torch.device | str = "cpu", half: bool = False) -> None:
         torch.set_num_threads(1)
         keep_freed_memory()
         self.federation, self.device = federation, torch.device(device)
+        self._autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=half)
         # channels_last is a third faster on CPUs, slower on GPUs in fp32, and changes no result beyond rounding.
         self._format = torch.channels_last if self.device.type == "cpu" else torch.contiguous_format
         self.model = copy.deepcopy(federation.model).to(self.device)
@@ -128,7 +132,8 @@ class SequentialEngine:
         ) as local:
             for x, y in self._batches(round_, client):
                 optimizer.zero_grad()
-                loss = F.cross_entropy(self.model(x), y)
+                with self._autocast:
+                    loss = F.cross_entropy(self.model(x), y)
                 loss.backward()
                 optimizer.step()
                 loss_sum += loss.item()
@@ -157,8 +162,9 @@ class SequentialEngine:
         data, rows = self._data, slice(number * _TEST_BATCH, (number + 1) * _TEST_BATCH)
         self._load(w)
         self.model.eval()
-        logits = self.model(self._normalized(data.x_test[rows], data.spec.test_mean, data.spec.test_std))
-        y = data.y_test[rows]
+        x, y = self._normalized(data.x_test[rows], data.spec.test_mean, data.spec.test_std), data.y_test[rows]
+        with self._autocast:
+            logits = self.model(x).float()
         return Score(int((logits.argmax(1) == y).sum()), float(F.cross_entropy(logits, y, reduction="sum")))
 
     def _batches(self, round_: int, client: int) -> Iterator[tuple[Tensor, Tensor]]:
