@@ -71,7 +71,7 @@ EngineName = Annotated[
     ),
 ]
 Device = Annotated[str | None, typer.Option(help="For the sequential engine: cpu or cuda.", show_default=False)]
-PrecisionName = Annotated[str, typer.Option("--precision", help="Arithmetic of the layers: fp32, bf16 or, on a GPU, tf32.")]
+PrecisionName = Annotated[str, typer.Option("--precision", help="Arithmetic of layers: fp32, bf16 or, on a GPU, tf32.")]
 MemoryBudget = Annotated[
     str | None,
     typer.Option(

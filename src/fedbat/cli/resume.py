@@ -23,9 +23,7 @@ from fedbat.records import (
 )
 
 EngineName = Annotated[str | None, typer.Option("--engine", help=f"One of {', '.join(ENGINES)}. Default: as before.")]
-PrecisionName = Annotated[
-    str | None, typer.Option("--precision", help="Arithmetic of the layers. Default: as before.")
-]
+PrecisionName = Annotated[str | None, typer.Option("--precision", help="Arithmetic of the layers. Default: as before.")]
 
 
 def resume(
