@@ -423,7 +423,7 @@ def test_results_are_means_over_seeds_beside_the_paper():
     assert fedbat.best.mean == pytest.approx(91.5) and fedbat.best.std == pytest.approx(math.sqrt(0.5))
     assert fedbat.difference == pytest.approx(91.5 - 91.8)
     met = duel(results.columns(), "fedbat", "fedavg")
-    assert met[:3] == (1, 0, 0) and met.difference == pytest.approx(-1.5)
+    assert met[:3] == (1, 0, 0) and met.difference == pytest.approx(-2)  # by the seed that both have
     assert met.difference_in_paper == pytest.approx(-0.2)
     assert duel(results.columns(), "fedbat", "zerofl") is None
 

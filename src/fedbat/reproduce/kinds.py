@@ -13,11 +13,11 @@ only then is the mean taken. What is expected of its standard deviation:
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedbat.errors import ConfigError
 from fedbat.reproduce.estimates import Spread
@@ -48,7 +48,8 @@ class Shelf:
         self.trials = [trial for table in book.tables.values() for trial in table.trials]
         all_rows = (row for table in book.tables.values() for row in table.rows)
         rows = [row for row in all_rows if len(row.point) == len(KEYS)]  # claims know nothing else
-        rows.sort(key=lambda row: row.paper is not None)  # of equal points the one with the paper's number is kept
+        # Of equal points the one is kept for which the paper says most: a number, and its standard deviation.
+        rows.sort(key=lambda row: (row.paper is not None, row.paper is not None and row.paper.std is not None))
         self._rows = {tuple(row.point[key] for key in KEYS): row for row in rows}
 
     def row(self, dataset: str, clients: str, split: str, method: str) -> Row:
@@ -110,12 +111,14 @@ def rise(column: Column, *, orders: Sequence[Sequence[str]], metric: str = "best
             yield from difference(column, one=after, others=[before], metric=metric)
 
 
-def growth(column: Column, *, one: str, others: Sequence[str], since: str, metric: str = "best") -> Iterator[Case]:
-    """How much further `one` is ahead of each of the others on this split than on the split `since`."""
-    start = replace(column, split=since)
+def growth(
+    column: Column, *, one: str, others: Sequence[str], since: Mapping[str, Any], metric: str = "best"
+) -> Iterator[Case]:
+    """How much further `one` is ahead of each of the others here than in the column that differs by `since`."""
+    start = replace(column, **since)
     for other in others:
         here, there = [(1, column.row(one)), (-1, column.row(other))], [(-1, start.row(one)), (1, start.row(other))]
-        yield combine(column, f"{one} − {other}, more than on {since}", metric, *here, *there)
+        yield combine(column, f"{one} − {other}, more than in {start}", metric, *here, *there)
 
 
 def rounds(column: Column, *, one: str, others: Sequence[str], smooth: int, slack: float) -> Iterator[Case]:

@@ -65,6 +65,12 @@ class Result:
         """The records by the seed they were run with."""
         return {record.configuration["seed"]: record for record in self.records}
 
+    def lead(self, other: "Result") -> float | None:
+        """How far its best rounds are above the other's, mean over the seeds that both have; None if there is none."""
+        shared = self.by_seed.keys() & other.by_seed.keys()
+        leads = [self.by_seed[seed].best - other.by_seed[seed].best for seed in sorted(shared)]
+        return statistics.fmean(leads) if leads else None
+
     def accuracy(self, figure: str) -> MeanStd | None:
         """Of an accuracy of the summaries, in percent; None if they have none."""
         values = [100 * record.summary[figure] for record in self.records if figure in record.summary]
@@ -145,10 +151,10 @@ def orderings(columns: Iterable[dict[str, Result]], apart: float = 0.0) -> Order
     agree, total = 0, 0
     for column in columns:
         for a, b in itertools.combinations(column.values(), 2):
-            theirs = _paper(a) - _paper(b)
-            if abs(theirs) > apart + ROUNDING:
+            ours, theirs = a.lead(b), _paper(a) - _paper(b)
+            if ours is not None and abs(theirs) > apart + ROUNDING:
                 total += 1
-                agree += theirs * (a.best.mean - b.best.mean) > 0
+                agree += theirs * ours > 0
     return Orderings(agree, total)
 
 
@@ -164,13 +170,13 @@ class Duel(NamedTuple):
 
 def duel(columns: Iterable[dict[str, Result]], one: str, other: str) -> Duel | None:
     """How often and how far `one` is ahead, here and in the paper; None if they never met."""
-    pairs = [(column[one], column[other]) for column in columns if one in column and other in column]
-    if not pairs:
+    met = [(column[one], column[other]) for column in columns if one in column and other in column]
+    leads = [(lead, _paper(a) - _paper(b)) for a, b in met if (lead := a.lead(b)) is not None]
+    if not leads:
         return None
-    ours = [a.best.mean - b.best.mean for a, b in pairs]
-    theirs = [_paper(a) - _paper(b) for a, b in pairs]
+    ours, theirs = zip(*leads, strict=True)
     return Duel(
-        len(pairs),
+        len(leads),
         sum(value > 0 for value in ours),
         sum(value > ROUNDING for value in theirs),
         statistics.fmean(ours),
