@@ -102,7 +102,7 @@ def _summary(results: Results, records: Records, findings: Sequence[Finding], nu
         [other, *map(str, found[:3]), f"{found.difference:+.2f}", f"{found.difference_in_paper:+.2f}"]
         for other, found in met
     ]
-    yield from ["Best rounds of runs with the same seed, over the columns (data set, clients, split) that have both:", ""]
+    yield from ["Best rounds of runs with the same seed, over columns (data set, clients, split) that have both:", ""]
     yield from table(header, duels, header[:1])
     if failed := [finding.claim.text for finding in findings if finding.verdict == Verdict.FAILS]:
         yield from ["Claims that fail by these records:", "", *(f"- {text}." for text in failed), ""]
