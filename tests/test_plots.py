@@ -1,5 +1,7 @@
 """What pictures have in common: colours, dashes, ranges; and that a picture is a function of what it shows."""
 
+from itertools import combinations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +26,16 @@ def test_colours_tell_methods_and_dashes_their_variants():
     assert styles.keys() == runs.keys() and len(set(styles.values())) == len(runs)
     assert {label for label, style in styles.items() if not style.dash} == {"fedavg", "fedbat"}  # the plainest
     assert len({styles[label].color for label, method in runs.items() if method == "fedbat"}) == 1
+
+
+def test_no_two_runs_look_alike_however_many_there_are():
+    runs = {f"{method} rho={rho}": method for method in map(str, range(20)) for rho in range(8)}
+    styles = run_styles(runs)
+    assert styles.keys() == runs.keys() and len(set(styles.values())) == len(runs)
+    same = [style.dash for style in styles.values() if style.color == styles["0 rho=0"].color]
+    lines = ["".join("# "[place % 2] * length for place, length in enumerate(dash)) or "#" for dash in same]
+    for one, other in combinations(lines, 2):  # not even one a piece of the other
+        assert one * len(other) not in 2 * other * len(one)
 
 
 @given(curves)

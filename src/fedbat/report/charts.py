@@ -21,7 +21,7 @@ class Style(NamedTuple):
     def sample(self) -> str:
         """A piece of the curve, as HTML."""
         dash = "" if self.dash == "solid" else f' stroke-dasharray="{self.dash}"'
-        return f'<svg viewBox="0 0 28 8" aria-hidden="true"><path d="M0 4H28" stroke="{self.color}"{dash}/></svg>'
+        return f'<svg viewBox="0 0 44 8" aria-hidden="true"><path d="M0 4H44" stroke="{self.color}"{dash}/></svg>'
 
 
 def styles_of(groups: Sequence[Group]) -> dict[Run, Style]:
