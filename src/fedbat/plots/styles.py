@@ -65,8 +65,12 @@ def _dashes() -> Iterator[tuple[int, ...]]:
 
 
 def zoom(curves: Iterable[Sequence[float]]) -> tuple[float, float]:
-    """From below where the last method spends its second half; first rounds and single spikes tell little."""
+    """From below where the last method spends its second half, and the first is after a fifth of its rounds.
+
+    The start and single spikes tell little.
+    """
+    curves = list(curves)
     halves = [curve[len(curve) // 2 :] for curve in curves]
     low, high = min(map(median, halves)), max(map(max, halves))
     margin = max(high - low, 2.0)
-    return low - margin, high + 0.1 * margin
+    return min(low - margin, max(curve[len(curve) // 5] for curve in curves)), high + 0.1 * margin
