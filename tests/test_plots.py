@@ -1,12 +1,15 @@
 """What pictures have in common: colours, dashes, ranges; and that a picture is a function of what it shows."""
 
+from itertools import combinations
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbat.link import Times
 from fedbat.methods import METHODS
 from fedbat.plots import Curve, LinkCurve, LinkRow, draw_comparison, draw_link, method_colors, run_styles, zoom
+from fedbat.plots.canvas import log_ticks, new_figure
 
 curves = st.lists(st.lists(st.floats(0, 100), min_size=1, max_size=30), min_size=1, max_size=5)
 
@@ -26,12 +29,32 @@ def test_colours_tell_methods_and_dashes_their_variants():
     assert len({styles[label].color for label, method in runs.items() if method == "fedbat"}) == 1
 
 
+def test_no_two_runs_look_alike_however_many_there_are():
+    runs = {f"{method} rho={rho}": method for method in map(str, range(20)) for rho in range(8)}
+    styles = run_styles(runs)
+    assert styles.keys() == runs.keys() and len(set(styles.values())) == len(runs)
+    same = [style.dash for style in styles.values() if style.color == styles["0 rho=0"].color]
+    lines = ["".join("# "[place % 2] * length for place, length in enumerate(dash)) or "#" for dash in same]
+    for one, other in combinations(lines, 2):  # not even one a piece of the other
+        assert one * len(other) not in 2 * other * len(one)
+
+
 @given(curves)
-def test_a_range_holds_the_second_half_of_most_rounds_of_every_curve(found):
+def test_a_range_holds_a_curve_after_a_fifth_and_the_second_half_of_most_rounds_of_every_curve(found):
     low, high = zoom(found)
+    assert low <= max(curve[len(curve) // 5] for curve in found)
     for curve in found:
         half = curve[len(curve) // 2 :]
         assert max(half) <= high and 2 * sum(value >= low for value in half) >= len(half)
+
+
+@given(st.floats(1e-3, 1e9), st.floats(1.05, 1e3))
+@settings(max_examples=40, deadline=None)
+def test_a_logarithmic_axis_has_a_few_ticks_however_narrow_it_is(low, ratio):
+    _, [[axes]] = new_figure(4, 4, 1, 1)
+    axes.set(xscale="log", xlim=(low, ratio * low))
+    log_ticks(axes.xaxis)
+    assert 3 <= sum(low <= tick <= ratio * low for tick in axes.xaxis.get_majorticklocs()) <= 10
 
 
 def test_a_curve_on_a_link_reaches_an_accuracy_after_the_seconds_until_then():

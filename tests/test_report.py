@@ -16,7 +16,7 @@ from fedbat import ConfigError, DataError
 from fedbat.engine.sequential import SequentialEngine
 from fedbat.experiment import Experiment, prepare
 from fedbat.report import find_runs, render
-from fedbat.report.charts import styles_of
+from fedbat.report.charts import group_data, styles_of
 from fedbat.report.holdings import Holdings, holdings_of
 from fedbat.report.runs import group_runs
 from fedbat.reproduce.record import load_record, publish
@@ -213,6 +213,19 @@ def test_a_diverged_loss_and_an_unknown_method_do_no_harm(folder, tmp_path):
     assert "mine x=1,2" in Reader(render(find_runs([tmp_path])[0], "x")).table
 
 
+def test_a_spike_of_the_loss_is_cut_off_and_nothing_else_is(folder, tmp_path):
+    def top():
+        (group,) = group_runs(find_runs([tmp_path])[0])
+        return group_data(group, styles_of([group]), "")["loss_top"]
+
+    path = copied(folder, tmp_path / "run") / "rounds.jsonl"
+    assert top() is None
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    usual = max(line["loss"] for line in lines)
+    path.write_text("".join(json.dumps(line) + "\n" for line in [lines[0], lines[1] | {"loss": 1e6}, lines[2]]))
+    assert usual <= top() < 1e3
+
+
 def test_clients_hold_what_the_run_gave_them(monkeypatch, tmp_path):
     federation = prepare(Experiment(**SMALL))
     found = holdings_of(vars(federation.experiment))
@@ -251,7 +264,11 @@ const done = new MutationObserver(() => {
   const rows = () => [...document.querySelectorAll(".overview tbody tr")].map((row) => row.cells[0].textContent);
   const sort = document.querySelectorAll(".overview th button")[3];
   const [first, second] = document.querySelectorAll(".switches [aria-pressed]");
+  const inside = ({ range: [low, high], type }, values) =>
+    values.map((value) => (type === "log" ? Math.log10(value) : value)).every((place) => low <= place && place <= high);
   const found = { all: drawn(), labels: [first.textContent, second.textContent] };
+  found.whole = charts.map(({ data, layout }) =>
+    data.every(({ x, y }) => inside(layout.xaxis, x) && inside(layout.yaxis, y)));
   first.click();
   found.withoutFirst = drawn();
   first.dispatchEvent(new Event("dblclick"));
@@ -315,6 +332,7 @@ def test_curves_are_switched_and_hovered_and_rows_sorted(page, folder, tmp_path)
     best = {name: load_record(folder / name).best for name in ("fedavg", NASTY)}
     assert sorted(found["labels"]) == ["fedavg", "fedbat rho=4"]
     assert found["all"] == found["again"] == [2] * 6 and found["withoutFirst"] == [1] * 6
+    assert all(found["whole"])  # no curve leaves its frame
     assert found["alone"] == [[True, False]] * 6
     falling = ["fedavg", "fedbat rho=4"] if best["fedavg"] >= best[NASTY] else ["fedbat rho=4", "fedavg"]
     assert found["falling"] == falling and found["rising"] == falling[::-1]
@@ -326,7 +344,7 @@ def test_curves_are_switched_and_hovered_and_rows_sorted(page, folder, tmp_path)
 
 @needs_browser
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [1400, 700])
+@pytest.mark.parametrize("width", [1400, 700, 420])
 def test_page_looks_right(page, tmp_path, width):
     """Curves in their methods' colours where the charts are, and nothing wider than the window."""
     browse(page, tmp_path, f"--screenshot={tmp_path / 'page.png'}", f"--window-size={width},2600")

@@ -15,13 +15,16 @@ from typer.testing import CliRunner
 
 from fedbat import METHODS
 from fedbat.cli import app
+from fedbat.data.datasets import DATASETS
 from fedbat.errors import ConfigError, DataError
 from fedbat.experiment import Experiment
+from fedbat.layout import layout_of
 from fedbat.link import parse_link, price
+from fedbat.models import build_model
 from fedbat.plots import Line, Panel, draw_panels
 from fedbat.reproduce import Cell, Record, Records, load_book, load_record
 from fedbat.reproduce.cells import canonical, configuration, identity
-from fedbat.reproduce.figures import draw_figures
+from fedbat.reproduce.figures import Curves, draw_figures, pictures
 from fedbat.reproduce.metrics import weighted_error
 from fedbat.reproduce.pace import Machine, Pace
 from fedbat.reproduce.record import publish
@@ -294,14 +297,15 @@ def test_pace_scales_with_the_work_and_knows_only_this_machine(book):
 # Records.
 
 
-def _record(accuracies, dataset="fmnist", rounds=100, num_layers=13, seed=0):
+def _record(accuracies, dataset="fmnist", rounds=100, compressed=True, seed=0):
     """Whole runs made up, by method."""
-    found = []
+    found, spec = [], DATASETS[dataset]
     for method, best in accuracies.items():
         config = dataclasses.asdict(Experiment(method=method, dataset=dataset, rounds=rounds, seed=seed).resolved())
         layers = {
-            f"layer{i}.0.conv1.weight": {"relative_error": 0.123456789, "step": 0.00123456789, "clipped": 1 / 3}
-            for i in range(num_layers)
+            entry.name: {"relative_error": 0.123456789, "step": 0.00123456789, "clipped": 1 / 3}
+            for entry in layout_of(build_model(config["model"], spec.shape, spec.num_classes, seed=0))
+            if compressed and entry.role == "compress"
         }
         lines = [
             {"round": i + 1, "accuracy": best * (1 - math.exp(-i / 5)) if i else best, "loss": 1 / 3}
@@ -326,7 +330,8 @@ def test_a_published_resnet_record_is_small_and_keeps_what_matters(tmp_path):
     record = publish(run, tmp_path / "a" / "b")
     assert sum(path.stat().st_size for path in record.folder.iterdir()) < 150_000
     assert record.accuracy == run.accuracy and record.uplink_bytes == run.uplink_bytes
-    assert record.relative_error == pytest.approx(run.relative_error, rel=1e-3)
+    for found, expected in zip(record.layer_errors, run.layer_errors, strict=True):
+        assert found == pytest.approx(expected, rel=1e-3)
     assert record.identity == run.identity and not record.faults()
     assert record.summary["layers"] == list(run.lines[0]["layers"])
 
@@ -366,9 +371,8 @@ def test_records_are_asked_by_what_was_run():
 
 
 def test_a_model_of_which_nothing_is_compressed_has_a_record_too(tmp_path):
-    run = _record({"fedavg": 0.9}, num_layers=0)[0]
+    run = _record({"fedavg": 0.9}, compressed=False)[0]
     record = publish(run, tmp_path / "record")
-    assert record.relative_error == run.relative_error == [0.0] * 100
     assert weighted_error(record) == weighted_error(run) == [math.inf] * 100
 
 
@@ -452,6 +456,27 @@ def test_the_page_shows_what_was_run_and_leaves_the_rest_empty(book, settings):
     assert f"| {mean:.2f} ± " in rows[1] and f"| {mean - 40:+.2f} |" in rows[1]
     assert "*fedbat, iid*: A finding." in page and "cells run, of all | 1 of 4 |" in page
     assert "| Small | 12 | 1 of 4 | 2 |" in page and "The data set *fmnist-mini* here is a subset." in page
+
+
+def test_a_curve_is_a_trailing_mean_over_its_single_rounds_within_the_band_of_its_seeds():
+    runs = [[10.0, 20, 60, 10, 0, 0], [30.0, 0, 0, 30, 20, 20]]
+    records = [Record(Path(), {}, tuple({"y": y, "uplink_bytes": 7} for y in values)) for values in runs]
+    curves = Curves("", "", lambda record: [line["y"] for line in record.lines], window=3, by_bytes=True)
+    line = curves._line(records)
+    assert line.x == [7, 14, 21, 28, 35, 42] and line.faint == [20, 10, 30, 20, 10, 10]
+    assert line.y == pytest.approx([20, 15, 20, 20, 20, 40 / 3])
+    low, high = line.band
+    assert low == pytest.approx([10, 15, 10, 10, 50 / 3, 10 / 3]) and high == pytest.approx(
+        [30, 15, 30, 30, 70 / 3, 70 / 3]
+    )
+    single = dataclasses.replace(curves, window=1)._line(records[:1])
+    assert single.y == runs[0] and single.band is None and single.faint is None
+
+
+def test_what_has_no_place_on_a_logarithmic_axis_is_left_out():
+    records = Records(tuple(_record({"fedbat": 0.9}, compressed=False)))
+    drawn = pictures(BOOK.tables["figure3"], Results(BOOK, records))
+    assert [picture.name for picture in drawn] == ["fmnist-n100-rounds", "fmnist-n100-bytes"]
 
 
 def test_the_same_records_give_the_same_pictures(tmp_path):

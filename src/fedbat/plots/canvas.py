@@ -6,9 +6,10 @@ from pathlib import Path
 import matplotlib
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from fedbat.plots.styles import INK, PALE, RunStyle
 from fedbat.view import megabytes
@@ -46,6 +47,13 @@ def bytes_axis(axes: Axes, label: str) -> None:
     axes.set(xlabel=label, xscale="log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: megabytes(value)))
     axes.minorticks_off()
+
+
+def log_ticks(axis: Axis) -> None:
+    """Where all has been drawn: at 1, 2 and 5 times powers of ten, in even steps where few of these would be seen."""
+    low, high = axis.get_view_interval()
+    even = MaxNLocator(5, steps=[1, 2, 5, 10], min_n_ticks=3)
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high > 10 * low else even)
 
 
 def legend_below(

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter
 
-from fedbat.plots.canvas import bytes_axis, legend_below, new_row, save
+from fedbat.plots.canvas import bytes_axis, legend_below, log_ticks, new_row, save
 from fedbat.plots.styles import INK, method_colors, zoom
 
 _FRONT = ("fedbat", "fedavg")  # drawn over the others
@@ -18,6 +18,7 @@ class Line(NamedTuple):
     x: Sequence[float]
     y: Sequence[float]
     band: tuple[Sequence[float], Sequence[float]] | None = None
+    faint: Sequence[float] | None = None  # what y is a running mean of
 
 
 class Panel(NamedTuple):
@@ -41,17 +42,23 @@ def draw_panels(
             axes.plot(line.x, line.y, label=label, lw=1.7 if front else 1.1, color=color, zorder=order)
             if line.band is not None:
                 axes.fill_between(line.x, *line.band, alpha=0.2, lw=0, color=color, zorder=order)
+            if line.faint is not None:
+                axes.plot(line.x, line.faint, lw=0.7, alpha=0.15, color=color, zorder=1)
         axes.set_title(panel.title, color=INK, fontsize=10)
         axes.set_xlabel("round")
         if by_bytes:
             bytes_axis(axes, "sent by all clients so far")
         if log:
             axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            log_ticks(axes.yaxis)
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axes.yaxis.set_minor_formatter(NullFormatter())
+            axes.minorticks_off()
         else:
-            axes.set_ylim(*zoom(line.y for line in panel.lines.values()))
+            low, high = zoom(line.y for line in panel.lines.values())
+            axes.set_ylim(low, high)
+            if by_bytes:  # from where the first curve comes into sight
+                points = (point for line in panel.lines.values() for point in zip(line.x, line.y, strict=True))
+                axes.set_xlim(left=0.5 * min(x for x, y in points if y >= low))
     fields[0].set_ylabel(ylabel)
     found = (axes.get_legend_handles_labels() for axes in fields)
     handles = {label: handle for pair in found for handle, label in zip(*pair, strict=True)}

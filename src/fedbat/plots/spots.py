@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator
 
 from fedbat.downlink import DOWNLINKS
-from fedbat.plots.canvas import bytes_axis, legend_below, new_row, save
+from fedbat.plots.canvas import bytes_axis, legend_below, log_ticks, new_row, save
 from fedbat.plots.styles import INK, method_colors
 
 _DOWN_SHAPES = dict(zip(DOWNLINKS, ("o", "s", "D", "^", "v", "P"), strict=True))
@@ -42,8 +41,8 @@ def draw_spots(panels: Sequence[SpotPanel], xlabel: str, ylabel: str, paths: Ite
                 axes.plot(spot.x, spot.y, shapes[spot.down], ms=8, color=colors[label], mec="white", mew=0.7, alpha=0.9)
         axes.set_title(panel.title, color=INK, fontsize=10)
         bytes_axis(axes, xlabel)
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.margins(0.08)
+        log_ticks(axes.xaxis)
     fields[0].set_ylabel(ylabel)
     rows = (
         {label: Line2D([], [], color=color, lw=4) for label, color in colors.items()},

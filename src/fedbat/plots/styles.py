@@ -1,7 +1,8 @@
 """Colours, dashes and ranges that are the same in every picture and on the page of a report."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import cycle
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count, cycle, product
 from statistics import median
 from typing import NamedTuple
 
@@ -21,19 +22,15 @@ _METHOD_COLORS = {
     "eden bits=1": "#332288",
     "fedmrn": "#117733",
 }
-_OTHER_COLORS = ("#8c6d31", "#7b4173", "#637939", "#843c39")
-# A method keeps its colour; its variants differ by these: lengths drawn and left out, the first being solid.
-_DASHES: tuple[tuple[int, ...], ...] = (
-    *((), (2, 3), (7, 3), (7, 3, 2, 3), (14, 3), (14, 3, 2, 3)),
-    *((2, 8), (14, 3, 7, 3), (7, 3, 2, 3, 2, 3)),
-)
+_OTHER_COLORS = ("#8c6d31", "#7b4173", "#637939", "#843c39", "#808080")
+_STROKES, _GAP = (2, 7, 14), 3
 
 
 class RunStyle(NamedTuple):
     """How a run's curve looks."""
 
     color: str
-    dash: tuple[int, ...]
+    dash: tuple[int, ...]  # lengths drawn and left out by turns; solid if empty
 
 
 def method_colors(labels: Iterable[str]) -> dict[str, str]:
@@ -45,18 +42,35 @@ def method_colors(labels: Iterable[str]) -> dict[str, str]:
 
 
 def run_styles(methods: Mapping[str, str], colors: Mapping[str, str] | None = None) -> dict[str, RunStyle]:
-    """By label, of runs given with their methods: colours tell methods, dashes their variants, solid the plainest."""
+    """By label, of runs given with their methods: colours tell methods, dashes what has the same colour.
+
+    No two look alike; solid is the plainest.
+    """
+    colors = colors or method_colors(dict.fromkeys(methods.values()))
+    free: defaultdict[str, Iterator[tuple[int, ...]]] = defaultdict(_dashes)
     styles = {}
-    for method, color in (colors or method_colors(dict.fromkeys(methods.values()))).items():
-        variants = sorted((label for label in methods if methods[label] == method), key=lambda x: (x.count(" "), x))
-        for label, dash in zip(variants, cycle(_DASHES), strict=False):
-            styles[label] = RunStyle(color, dash)
+    for label in sorted(methods, key=lambda label: (label.count(" "), label)):
+        color = colors[methods[label]]
+        styles[label] = RunStyle(color, next(free[color]))
     return styles
 
 
+def _dashes() -> Iterator[tuple[int, ...]]:
+    """Solid, then every rhythm of strokes, short ones first; none is another one shifted or repeated."""
+    yield ()
+    for size in count(1):
+        for rhythm in product(_STROKES, repeat=size):
+            if all(rhythm < rhythm[turn:] + rhythm[:turn] for turn in range(1, size)):
+                yield tuple(length for stroke in rhythm for length in (stroke, _GAP))
+
+
 def zoom(curves: Iterable[Sequence[float]]) -> tuple[float, float]:
-    """From below where the last method spends its second half; first rounds and single spikes tell little."""
+    """From below where the last method spends its second half, and the first is after a fifth of its rounds.
+
+    The start and single spikes tell little.
+    """
+    curves = list(curves)
     halves = [curve[len(curve) // 2 :] for curve in curves]
     low, high = min(map(median, halves)), max(map(max, halves))
     margin = max(high - low, 2.0)
-    return low - margin, high + 0.1 * margin
+    return min(low - margin, max(curve[len(curve) // 5] for curve in curves)), high + 0.1 * margin

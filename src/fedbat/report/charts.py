@@ -1,12 +1,13 @@
 """What the page's script draws from, as plain values for JSON."""
 
 import html
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
-from statistics import median
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, zip_longest
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from fedbat.plots import method_colors, run_styles, zoom
+from fedbat.plots import method_colors, run_styles
 from fedbat.report.holdings import Holdings
 from fedbat.report.runs import Group, Run
 
@@ -21,51 +22,59 @@ class Style(NamedTuple):
     def sample(self) -> str:
         """A piece of the curve, as HTML."""
         dash = "" if self.dash == "solid" else f' stroke-dasharray="{self.dash}"'
-        return f'<svg viewBox="0 0 28 8" aria-hidden="true"><path d="M0 4H28" stroke="{self.color}"{dash}/></svg>'
+        return f'<svg viewBox="0 0 44 8" aria-hidden="true"><path d="M0 4H44" stroke="{self.color}"{dash}/></svg>'
 
 
 def styles_of(groups: Sequence[Group]) -> dict[Run, Style]:
     """The colour tells the method; the dashes tell its variants within a group, solid being the plain method."""
     colors = method_colors(sorted({run.config["method"] for group in groups for run in group.runs}))
-    styles = {}
+    styles: dict[Run, Style] = {}
     for group in groups:
-        found = run_styles({run.variant: run.config["method"] for run in group.runs}, colors)
-        for run in group.runs:
-            color, dash = found[run.variant]
-            styles[run] = Style(color, ",".join(f"{length}px" for length in dash) or "solid")
+        found = run_styles({series.label: series.runs[0].config["method"] for series in group.series}, colors)
+        for series in group.series:
+            color, dash = found[series.label]
+            style = Style(color, ",".join(f"{length}px" for length in dash) or "solid")
+            styles |= dict.fromkeys(series.runs, style)
     return styles
 
 
 def group_data(group: Group, styles: Mapping[Run, Style], holdings: Holdings | str) -> dict[str, Any]:
     """Curves and clients of one group."""
     curves = [
-        {"label": html.escape(label), **styles[run]._asdict(), **_curve(run)}  # Plotly reads labels as HTML
-        for run, label in zip(group.runs, group.labels, strict=True)
+        {"label": html.escape(label), **styles[runs[0]]._asdict(), **_curve(runs)}  # Plotly reads labels as HTML
+        for label, runs in group.series
     ]
-    low, high = zoom(curve["accuracy"] for curve in curves)
+    clients = holdings.counts.T.tolist() if isinstance(holdings, Holdings) else None
+    return {"curves": curves, "loss_top": _top([curve["loss"]["mean"] for curve in curves]), "clients": clients}
+
+
+def _curve(runs: Sequence[Run]) -> dict[str, Any]:
+    """Round by round, over the runs that have come so far."""
+    rounds = [[line for line in lines if line] for lines in zip_longest(*(run.record.lines for run in runs))]
+    uplink = [fmean(line["uplink_bytes"] for line in lines) for lines in rounds]
+    downlink = [fmean(line["downlink_bytes"] for line in lines) for lines in rounds]
     return {
-        "curves": curves,
-        "accuracy_range": [max(low, 0.0), high],
-        "loss_range": _loss_range([curve["loss"] for curve in curves]),
-        "clients": holdings.counts.T.tolist() if isinstance(holdings, Holdings) else None,
+        "round": [lines[0]["round"] for lines in rounds],
+        "seeds": [len(lines) for lines in rounds],
+        "uplink": list(map(round, accumulate(uplink))),
+        "traffic": list(map(round, accumulate(map(sum, zip(uplink, downlink, strict=True))))),
+        "accuracy": _spread([[100 * line["accuracy"] for line in lines] for lines in rounds]),
+        "loss": _spread([[line["loss"] for line in lines] for lines in rounds]),
     }
 
 
-def _curve(run: Run) -> dict[str, Any]:
-    """Round by round; what a diverged run has no number for is a gap."""
-    lines = run.record.lines
+def _spread(values: Sequence[Sequence[float | None]]) -> dict[str, list[float | None]]:
+    """The mean, and between what it lies if there are several; what a diverged run has no number for is a gap."""
+    ways: dict[str, Callable[[Any], float]] = {"mean": fmean}
+    if len(values[0]) > 1:
+        ways |= {"low": min, "high": max}
     return {
-        "round": [line["round"] for line in lines],
-        "uplink": list(accumulate(run.record.uplink_bytes)),
-        "traffic": list(accumulate(run.record.traffic_bytes)),
-        "accuracy": [round(100 * value, 4) for value in run.record.accuracy],
-        "loss": [None if line["loss"] is None else float(f"{line['loss']:.4g}") for line in lines],
+        name: [None if None in found else float(f"{way(found):.6g}") for found in values] for name, way in ways.items()
     }
 
 
-def _loss_range(curves: Sequence[Sequence[float | None]]) -> list[float] | None:
-    """From the least to where a run starts or spends half its time: one spike would flatten all the rest."""
-    known = [positive for losses in curves if (positive := [loss for loss in losses if loss])]
-    if not known:
-        return None
-    return [min(map(min, known)), max(max(losses[0], median(losses)) for losses in known)]
+def _top(curves: Sequence[Sequence[float | None]]) -> float | None:
+    """Where the axis of losses ends if it is not the highest: one spike would flatten all the rest."""
+    known = [losses for curve in curves if (losses := [loss for loss in curve if loss is not None])]
+    usual = max((max(losses[0], median(losses)) for losses in known), default=math.inf)
+    return 2 * usual if max(map(max, known), default=0.0) > 2 * usual else None

@@ -4,7 +4,7 @@ const INK = "#1f2933", GRID = "#e4e7eb";
 const SHADES = ["#e3edf7", "#7fb0d8", "#2b6cb0", "#173a5e"];
 const AXES = {
   accuracy: { title: { text: "accuracy, %" } },
-  loss: { title: { text: "loss" }, type: "log", tickformat: "~g", nticks: 6 },
+  loss: { title: { text: "loss" }, type: "log", tickformat: "~g", nticks: 4 },
   round: { title: { text: "round" }, rangemode: "tozero" },
   uplink: { title: { text: "bytes sent up by all clients so far" }, type: "log", tickformat: "~s", nticks: 5 },
   traffic: { title: { text: "bytes sent up and down so far" }, type: "log", tickformat: "~s", nticks: 5 },
@@ -23,7 +23,6 @@ const BASE = {
 };
 // Named one by one, as Plotly's own choice may have a button that sends the chart away.
 const CONFIG = {
-  responsive: true,
   displaylogo: false,
   displayModeBar: "hover",
   modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
@@ -40,31 +39,75 @@ function size(bytes) {
   return `${Number((bytes / 1000 ** power).toPrecision(3))} ${units[power]}`;
 }
 
-/** Where the curves are told apart; a double click shows the rest. */
-function initialRange(group, y) {
-  if (y === "accuracy") return { range: group.accuracy_range };
-  if (!group.loss_range) return {};
-  const [low, high] = group.loss_range.map(Math.log10), margin = 0.06 * (high - low) + 0.01;
-  return { range: [low - margin, high + margin] };
+const FIGURES = {
+  accuracy: (value) => `${value.toFixed(2)} %`,
+  loss: (value) => `${Number(value.toPrecision(4))}`,
+};
+
+/** What a curve says where it is pointed at. */
+function tell(curve, y, i) {
+  const [mean, low, high] = ["mean", "low", "high"].map((name) => curve[y][name]?.[i] ?? null);
+  if (mean === null) return "";
+  const show = FIGURES[y], seeds = curve.seeds[i];
+  const figure = seeds > 1 ? `mean ${show(mean)}, ${show(low)} to ${show(high)} over ${seeds} seeds` : show(mean);
+  return `${y} ${figure}<br>round ${curve.round[i]}, ${size(curve.uplink[i])} up, ${size(curve.traffic[i])} in all`;
 }
 
-/** One quantity of all runs of a group against rounds or bytes. */
-function drawCurves(chart, group) {
-  const { x, y } = chart.dataset, unit = y === "accuracy" ? ":.2f} %" : ":.4g}";
-  const traces = group.curves.map((curve, index) => ({
-    type: "scatter",
-    mode: curve.round.length < 40 ? "lines+markers" : "lines",
+function hover(curve, y, points) {
+  return {
     name: curve.label,
-    visible: group.shown[index],
+    customdata: points.map((i) => tell(curve, y, i)),
+    hovertemplate: "<b>%{fullData.name}</b><br>%{customdata}<extra></extra>",
+  };
+}
+
+/** From the lowest to the highest of several seeds. */
+function band(curve, x, y) {
+  const { low, high } = curve[y], known = [...high.keys()].filter((i) => high[i] !== null), back = known.toReversed();
+  return {
+    x: [...known, ...back].map((i) => curve[x][i]),
+    y: [...known.map((i) => high[i]), ...back.map((i) => low[i])],
+    mode: "lines",
+    fill: "toself",
+    fillcolor: `${curve.color}2b`,
+    line: { width: 0 },
+    hoverinfo: "skip",
+  };
+}
+
+function line(curve, x, y) {
+  return {
     x: curve[x],
-    y: curve[y],
-    customdata: curve.round.map((round, i) => [round, size(curve.uplink[i]), size(curve.traffic[i])]),
-    hovertemplate: `<b>%{fullData.name}</b><br>${y} %{y${unit}<br>round %{customdata[0]}, %{customdata[1]} up, %{customdata[2]} in all<extra></extra>`,
+    y: curve[y].mean,
+    mode: curve.round.length < 40 ? "lines+markers" : "lines",
     line: { color: curve.color, dash: curve.dash, width: 1.6 },
     marker: { color: curve.color, size: 5 },
-  }));
-  const layout = { ...BASE, xaxis: axis(AXES[x]), yaxis: axis({ ...AXES[y], ...initialRange(group, y) }) };
-  return Plotly.newPlot(chart, traces, layout, CONFIG);
+    ...hover(curve, y, [...curve.round.keys()]),
+  };
+}
+
+/** An arrow at the upper edge for each point above it. */
+function arrows(curve, x, y, top) {
+  const above = [...curve.round.keys()].filter((i) => curve[y].mean[i] > top);
+  return {
+    x: above.map((i) => curve[x][i]),
+    y: above.map(() => top),
+    mode: "markers",
+    marker: { color: curve.color, size: 9, symbol: "triangle-up" },
+    cliponaxis: false,
+    ...hover(curve, y, above),
+  };
+}
+
+/** One quantity of all curves of a group against rounds or bytes. */
+function drawCurves(chart, group) {
+  const { x, y } = chart.dataset, top = y === "loss" ? group.loss_top : null;
+  const traces = (make, wanted = () => true) => group.curves.flatMap((curve, index) =>
+    wanted(curve[y]) ? [{ type: "scatter", meta: index, visible: group.shown[index], ...make(curve, x, y, top) }] : []);
+  const data = [...traces(band, ({ low }) => low), ...traces(line), ...traces(arrows, () => top)];
+  const yaxis = axis({ ...AXES[y], ...(top && { autorangeoptions: { clipmax: top } }) });
+  const layout = { ...BASE, xaxis: axis(AXES[x]), yaxis };
+  return Plotly.newPlot(chart, data, layout, CONFIG);
 }
 
 /** Clients from left to right, classes from top to bottom; the scale is a square root, white is exactly none. */
@@ -91,13 +134,20 @@ function drawClients(chart, group) {
   return Plotly.newPlot(chart, [trace], layout, CONFIG);
 }
 
-/** Buttons that switch runs on and off in all charts of their group. */
+/** Charts are as wide as their place at once; Plotly's own way waits, and the page is too wide meanwhile. */
+const follow = new ResizeObserver((entries) => {
+  for (const { target } of entries) Plotly.relayout(target, { autosize: true });
+});
+
+/** Buttons that switch curves on and off in all charts of their group. */
 function connectSwitches(section, group) {
   const buttons = [...section.querySelectorAll(".switches [aria-pressed]")];
   const show = (shown) => {
     group.shown = shown;
     buttons.forEach((button, i) => button.setAttribute("aria-pressed", shown[i]));
-    for (const chart of section.querySelectorAll(".charts .js-plotly-plot")) Plotly.restyle(chart, { visible: shown });
+    for (const chart of section.querySelectorAll(".charts .js-plotly-plot")) {
+      Plotly.restyle(chart, { visible: chart.data.map((trace) => shown[trace.meta]) });
+    }
   };
   buttons.forEach((button, index) => {
     button.addEventListener("click", () => show(group.shown.map((on, i) => (i === index ? !on : on))));
@@ -155,6 +205,7 @@ async function main() {
     connectSwitches(section, group);
     for (const chart of section.querySelectorAll(".chart")) {
       await (chart.classList.contains("clients") ? drawClients : drawCurves)(chart, group);
+      follow.observe(chart);
       await new Promise((done) => setTimeout(done)); // a page of many charts can be read meanwhile
     }
   }

@@ -13,7 +13,7 @@ from fedbat.errors import ConfigError
 from fedbat.provenance import package_version
 from fedbat.report.charts import Style, group_data, styles_of
 from fedbat.report.holdings import Holdings, holdings_of
-from fedbat.report.runs import Group, Run, as_text, flag, group_runs, split_of, title_of
+from fedbat.report.runs import Group, Run, Series, as_text, flag, group_runs, split_of, title_of
 from fedbat.report.table import overview
 
 _CHARTS = (
@@ -106,8 +106,8 @@ def _section(
 ) -> str:
     facts = [text.format(as_text(group.config.get(name))) for name, text in _SHARED if name not in group.varying]
     switches = (
-        f'<button type="button" aria-pressed="true">{styles[run].sample}{html.escape(label)}</button>'
-        for run, label in zip(group.runs, group.labels, strict=True)
+        f'<button type="button" aria-pressed="true">{styles[series.runs[0]].sample}{_switch(series)}</button>'
+        for series in group.series
     )
     charts = (
         f'<figure><figcaption>{caption}</figcaption><div class="chart" data-y="{y}" data-x="{x}"></div></figure>'
@@ -128,6 +128,11 @@ def _section(
 <figure><figcaption>Which labels the clients hold</figcaption>{clients}<p>{html.escape(str(note))}</p></figure>
 <details><summary>Configurations</summary>{"".join(_configurations(group, anchors))}</details>
 </section>"""
+
+
+def _switch(series: Series) -> str:
+    seeds = f" <small>{len(series.runs)} seeds</small>" if len(series.runs) > 1 else ""
+    return html.escape(series.label) + seeds
 
 
 def _configurations(group: Group, anchors: Mapping[Run, str]) -> Iterable[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedbat.downlink import FULL
 from fedbat.errors import DataError
@@ -63,6 +63,13 @@ class Run:
         return (self.record.summary.get("engine") or {}).get("precision")
 
 
+class Series(NamedTuple):
+    """Runs that differ in nothing but their seeds: one curve."""
+
+    label: str
+    runs: tuple[Run, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Group:
     """Runs on the same clients, best methods first."""
@@ -83,13 +90,28 @@ class Group:
     @cached_property
     def labels(self) -> list[str]:
         """A different one for each run, as short as can be."""
-        labels = [
-            " ".join([run.variant, *(f"{flag(name)}={as_text(run.config.get(name))}" for name in self.varying)])
-            for run in self.runs
-        ]
+        labels = [_label(run, self.varying) for run in self.runs]
         often = Counter(labels)
         pairs = zip(labels, self.runs, strict=True)
         return [label if often[label] == 1 else f"{label} ({run.name})" for label, run in pairs]
+
+    @cached_property
+    def series(self) -> list[Series]:
+        """All runs, seeds together; where two have the same seed, all of them stay apart."""
+        names = [name for name in self.varying if name != "seed"]
+        found: dict[str, list[Series]] = {}
+        for run, label in zip(self.runs, self.labels, strict=True):
+            found.setdefault(_label(run, names), []).append(Series(label, (run,)))
+        series = []
+        for label, members in found.items():
+            runs = tuple(run for member in members for run in member.runs)
+            seeds = {run.config["seed"] for run in runs}
+            series += [Series(label, runs)] if len(seeds) == len(runs) else members
+        return series
+
+
+def _label(run: Run, names: Iterable[str]) -> str:
+    return " ".join([run.variant, *(f"{flag(name)}={as_text(run.config.get(name))}" for name in names)])
 
 
 def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:

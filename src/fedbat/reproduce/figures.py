@@ -1,6 +1,7 @@
 """The paper's convergence figures from records, and more: against bytes, the error of what is sent, total traffic."""
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +10,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedbat.plots import Line, Panel, Spot, SpotPanel, draw_panels, draw_spots
+from fedbat.reproduce.metrics import weighted_error
 from fedbat.reproduce.record import Record, Records
 from fedbat.reproduce.results import Result, Results
 from fedbat.reproduce.tables import Book, Row, Table
 from fedbat.reproduce.theory import section as theory
 
 FORMATS = ("png", "svg")
+WINDOW = 5  # rounds of a running mean
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Curves:
     title: str
     ylabel: str
     y: Callable[[Record], Sequence[float]]
+    window: int = 1  # rounds of a running mean
     by_bytes: bool = False
     log: bool = False
 
@@ -35,7 +39,7 @@ class Curves:
                 row.point["method"]: self._line(result.records)
                 for row, result in found
                 # On a logarithmic axis there is no place for methods that send everything as it is.
-                if not (self.log and min(self.y(result.records[0])) <= 0)
+                if not self.log or any(0 < value < math.inf for value in self.y(result.records[0]))
             }
             if lines:
                 panels.append(Panel(title, lines))
@@ -47,10 +51,20 @@ class Curves:
 
     def _line(self, records: Sequence[Record]) -> Line:
         """The mean over seeds, from the lowest to the highest of them."""
-        columns = list(zip(*(self.y(record) for record in records), strict=True))
+        raw = [self.y(record) for record in records]
+        columns = list(zip(*(_running_mean(values, self.window) for values in raw), strict=True))
         x = itertools.accumulate(records[0].uplink_bytes) if self.by_bytes else range(1, len(columns) + 1)
-        band = ([min(column) for column in columns], [max(column) for column in columns])
-        return Line(list(x), [statistics.fmean(column) for column in columns], band if len(records) > 1 else None)
+        return Line(
+            list(x),
+            [statistics.fmean(column) for column in columns],
+            ([min(column) for column in columns], [max(column) for column in columns]) if len(records) > 1 else None,
+            [statistics.fmean(column) for column in zip(*raw, strict=True)] if self.window > 1 else None,
+        )
+
+
+def _running_mean(values: Sequence[float], window: int) -> list[float]:
+    """Of each value and those before it."""
+    return [statistics.fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
 
 
 @dataclass(frozen=True)
@@ -103,15 +117,11 @@ def _of_trials(table: Table, results: Results) -> Iterator[Picture]:
         yield Picture(table.name, table.title, partial(theory.draw, found))
 
 
+_ACCURACY = f"test accuracy, %, mean of {WINDOW} rounds"
 _CURVES = {
-    "rounds": Curves("accuracy by round", "test accuracy, %", _percent),
-    "bytes": Curves("accuracy by bytes sent", "test accuracy, %", _percent, by_bytes=True),
-    "error": Curves(
-        "error of what is sent",
-        "||sent − m|| / ||m||, mean of layers",
-        lambda record: record.relative_error,
-        log=True,
-    ),
+    "rounds": Curves("accuracy by round", _ACCURACY, _percent, WINDOW),
+    "bytes": Curves("accuracy by bytes sent", _ACCURACY, _percent, WINDOW, by_bytes=True),
+    "error": Curves("error of what is sent", "relative error, weighted by parameters", weighted_error, log=True),
 }
 _TRAFFIC = {
     "traffic": Spots(

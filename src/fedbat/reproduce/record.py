@@ -86,11 +86,6 @@ class Record:
         return float(2 * self.summary["downlink_bytes_per_client_round"] / self.total_bytes)
 
     @property
-    def relative_error(self) -> list[float]:
-        """By round, ||sent - m|| / ||m||, mean over clients and layers."""
-        return [sum(errors.values()) / len(errors) if errors else 0.0 for errors in self.layer_errors]
-
-    @property
     def layer_errors(self) -> list[dict[str, float]]:
         """By round and layer, ||sent - m|| / ||m||, mean over clients; a layer that diverged has none."""
         return [_layer_errors(line["layers"], self.summary) for line in self.lines]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedbat.reproduce import differences, traffic
 from fedbat.reproduce.claims import Finding, Verdict, judge_all
-from fedbat.reproduce.figures import pictures
+from fedbat.reproduce.figures import WINDOW, pictures
 from fedbat.reproduce.markdown import mean_std, number, padded, share, table
 from fedbat.reproduce.pace import Machine
 from fedbat.reproduce.record import Records
@@ -184,13 +184,20 @@ def _beside_the_paper(found: Table, book: Book, results: Results) -> Iterator[st
                 yield from [f"*{where}*: {note.text}", ""]
 
 
-def _only_pictures(found: Table, book: Book, results: Results) -> Iterator[str]:
-    return iter(())
+def _curves(found: Table, book: Book, results: Results) -> Iterator[str]:
+    if results.groups(found):
+        yield from [
+            "A curve is the mean over seeds; where there are several, a band reaches from the lowest to the highest.",
+            f"Accuracies are means over a round and the {WINDOW - 1} before it, as they jump where clients hold few",
+            "labels; faint lines are the single rounds. Errors are ||sent − m|| / ||m||, mean over clients and over",
+            "layers weighted by their parameters, as in the claims.",
+            "",
+        ]
 
 
 SECTIONS: dict[str, Callable[[Table, Book, Results], Iterator[str]]] = {
     "table": _beside_the_paper,
-    "curves": _only_pictures,
+    "curves": _curves,
     "traffic": traffic.section,
     "differences": differences.section,
     "theory": theory.section,

@@ -45,7 +45,8 @@ def section(table: Table, book: Book, results: Results) -> Iterator[str]:
         "the error against that of time, fitted to each run. *constant* is error × time^rate over the last octave of",
         "time; *bound's constant* the same of the theorem's bound, with G and q as measured. Bounds are far from",
         "tight, so *expected* is the limit of the constant if the variances of Lemma 6 are taken as equalities. FedAvg",
-        "with all clients is left with the noise of the data and the clients' drift, which falls as 1/t².",
+        "with all clients is left with the noise of the data and the clients' drift, which falls as 1/t². In the",
+        "picture a line is the mean of the runs, its band reaches from the lowest to the highest.",
         "",
     ]
     for problem, trials in groupby(table.trials, lambda trial: trial.problem):
