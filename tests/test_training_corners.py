@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedbat import METHODS, begin, make_method
+from fedbat import METHODS, Server, begin, make_method
 from fedbat.methods.fedbat import FedBAT
 from fedbat.streams import UniformNoise
 from tests.local_training import finish, holds_one_magnitude, mlp, run, some_batches
@@ -68,6 +68,10 @@ def test_a_layer_that_never_moves_is_left_alone(name):
     torch.testing.assert_close(model.unused.weight, expected, rtol=1e-6, atol=0)
     if not make_method(name).sends_weights:
         assert not upload.payload.parts["unused.weight"].unpack().any()
+    server = Server(make_method(name), start)
+    server.add(upload.to_bytes(), weight=1)  # which refuses a step size of minus zero
+    server.step()
+    torch.testing.assert_close(start.unused.weight, expected, rtol=1e-6, atol=0)
 
 
 def test_a_layer_that_starts_to_move_late_gets_its_step_size_then():

@@ -93,7 +93,7 @@ def mean_abs(m: Tensor) -> Tensor:
 def inf_norm(m: Tensor) -> Tensor:
     """||m||_inf, in one pass."""
     low, high = m.aminmax()
-    return torch.maximum(-low, high)
+    return torch.maximum(-low, high).abs()  # of zeros it would be -0, which is no step size
 
 
 def moved(m: Tensor) -> Tensor:
