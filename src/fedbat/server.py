@@ -12,15 +12,20 @@ from fedbat.layout import Layout, layout_of, tensors_of
 from fedbat.method import Method, check_method
 from fedbat.parts import Part
 from fedbat.streams import Tensors
+from fedbat.training import wide
 from fedbat.transfer import all_sent_to
 from fedbat.wire import Payload
 
 
 class Aggregator:
-    """The weighted mean of one round's uploads: w + sum_k p'_k m_hat_k, p'_k = weight_k / sum of weights (Eq. 11)."""
+    """The weighted mean of one round's uploads: w + sum_k p'_k m_hat_k, p'_k = weight_k / sum of weights (Eq. 11).
 
-    def __init__(self, method: Method, layout: Layout, w: Tensors) -> None:
+    `received` is what clients trained from, where that is not w: weights that a method sends are then changes of it.
+    """
+
+    def __init__(self, method: Method, layout: Layout, w: Tensors, received: Tensors | None = None) -> None:
         self.method, self.layout, self.w = method, layout, w
+        self._received = w if received is None else received
         self.total_weight = 0.0
         self._sums = {
             entry.name: torch.zeros(entry.numel, dtype=entry.wire_dtype, device=w[entry.name].device)
@@ -62,6 +67,8 @@ class Aggregator:
         }
         names = [entry.name for entry in self.layout.compressed]
         result |= self.method.aggregate({k: self.w[k] for k in names}, {k: self._mean(k) for k in names})
+        if self.method.sends_weights and self._received is not self.w:
+            result |= {name: result[name] + (self.w[name] - self._received[name]) for name in names}
         return {entry.name: result[entry.name].to(entry.dtype) for entry in self.layout}
 
     def _places(self, names: Iterable[str]) -> dict[torch.device, list[str]]:
@@ -88,11 +95,16 @@ def _parts_on(device: torch.device, parts: Mapping[str, Part]) -> dict[str, Part
 
 
 def averaged(past: Tensors, w: Tensors, weight: float) -> Tensors:
-    """weight * past + (1 - weight) * w, BatchNorm statistics included; counters are the latest. It starts from w."""
+    """weight * past + (1 - weight) * w, BatchNorm statistics included; counters are the latest. It starts from w.
+
+    Models of half precision have an average in float32: a tenth of what a round changes would be rounded away.
+    """
     if not weight:
         return {}
     return {
-        name: torch.lerp(x, past[name], weight) if name in past and x.is_floating_point() else x.clone()
+        name: torch.lerp(wide(x), wide(past[name]), weight)
+        if name in past and x.is_floating_point()
+        else wide(x).clone()
         for name, x in w.items()
     }
 

@@ -85,7 +85,7 @@ def rounds(
     for index in range(first, experiment.rounds):
         start = time.perf_counter()
         clients = federation.sampled(index)
-        aggregator = Aggregator(federation.method, layout, state.w)
+        aggregator = Aggregator(federation.method, layout, state.w, public.w)
         memories = state.memories.begin()
         downloads, public = downlink.reach(layout, public, clients, index)
         arriving = engine.train(public.w, index, clients, state.memories)

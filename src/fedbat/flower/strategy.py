@@ -244,8 +244,11 @@ class Compressed(Strategy):
     def _weight_key(self) -> str:
         return str(cast(Any, self.strategy).weighted_by_key)
 
+    def _new_sum(self) -> Aggregator:
+        return Aggregator(self.method, self.layout, self._w, self._down.sending.received)
+
     def _average(self, round_: int, uploads: list[Upload]) -> tuple[Tensors, MetricRecord]:
-        aggregator = Aggregator(self.method, self.layout, self._w)
+        aggregator = self._new_sum()
         for upload in uploads:
             aggregator.add(upload.payload, upload.weight)
         contents = [upload.reply.content for upload in uploads]
@@ -256,9 +259,9 @@ class Compressed(Strategy):
 
     def _compare(self, round_: int, uploads: list[Upload]) -> tuple[Tensors, MetricRecord]:
         """One dense model per client; buffers are averaged all the same."""
-        everyone, replies = Aggregator(self.method, self.layout, self._w), []
+        everyone, replies = self._new_sum(), []
         for upload in uploads:
-            alone = Aggregator(self.method, self.layout, self._w)
+            alone = self._new_sum()
             for aggregator in (everyone, alone):
                 aggregator.add(upload.payload, upload.weight)
             metrics = next(iter(upload.reply.content.metric_records.values()))
