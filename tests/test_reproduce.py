@@ -17,6 +17,7 @@ from fedbat import METHODS
 from fedbat.cli import app
 from fedbat.errors import ConfigError, DataError
 from fedbat.experiment import Experiment
+from fedbat.figures import figures_of
 from fedbat.link import parse_link, price
 from fedbat.plots import Line, Panel, draw_panels
 from fedbat.reproduce import Cell, Record, Records, load_book, load_record
@@ -165,7 +166,7 @@ def test_a_sweep_runs_what_is_missing_once(book, settings):
     assert not list(settings.work.rglob("*.safetensors"))
 
 
-@pytest.mark.parametrize("damage", ["half a line", "a round is missing", "another configuration", "unfinished"])
+@pytest.mark.parametrize("damage", ["half a line", "a round is missing", "another configuration"])
 def test_an_invalid_record_is_run_again(book, settings, damage):
     cells = book.cells("small", [0], {"method": "fedbat", "split": "iid"})
     sweep(cells, settings, quiet)
@@ -176,8 +177,7 @@ def test_an_invalid_record_is_run_again(book, settings, damage):
     elif damage == "half a line":
         (folder / "rounds.jsonl").write_text(lines[:-20])
     else:
-        change = {"status": "running"} if damage == "unfinished" else {"config": summary["config"] | {"lr": 0.2}}
-        (folder / "summary.json").write_text(json.dumps(summary | change))
+        (folder / "summary.json").write_text(json.dumps(summary | {"config": summary["config"] | {"lr": 0.2}}))
     assert sweep(cells, settings, quiet).run == cells
     assert load_record(folder).accuracy == [json.loads(line)["accuracy"] for line in lines.splitlines()]
 
@@ -215,11 +215,10 @@ def test_a_cell_is_stopped_once_its_pace_is_known_and_its_kind_is_remembered():
     assert pace.seconds(cell.experiment, 100) == pytest.approx(100)  # the first round is none to go by
 
 
-def test_a_cell_that_cannot_end_in_time_is_not_begun(book, settings):
+def test_a_cell_that_cannot_end_in_time_is_not_begun(book, settings, monkeypatch):
     known, unknown = book.cells("small", [0, 1], {"method": "fedavg", "split": "iid"})
     sweep([known], settings, quiet)
-    path = settings.results / known.folder / "summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": 1e4}))
+    monkeypatch.setattr(Record, "seconds", 1e4)
     outcome = sweep([known, unknown], dataclasses.replace(settings, deadline=time.monotonic() + 1000), quiet)
     assert outcome.done == [known] and outcome.waiting == [unknown]
     assert not (settings.work / unknown.folder).exists()
@@ -308,15 +307,18 @@ def _record(accuracies, dataset="fmnist", rounds=100, num_layers=13, seed=0):
             | {
                 "clients": list(range(90, 100)),
                 "lost": {},
-                "uplink_bytes": 123456789,
+                "uplink_bytes": 1234567890,
+                "uplink_nbits": 9876543210,
+                "downlink_bytes": 1234567890,
                 "layers": layers,
                 "seconds": 1 / 3,
             }
             for i in range(rounds)
         ]
         summary = {"status": "finished", "config": config, "method_settings": METHODS[method]().settings()}
-        summary |= {"engine": {"name": "E", "precision": "fp32"}, "machine": {"gpu": None}, "best_accuracy": best}
-        summary |= {"uplink_bytes_per_client_round": 1.0, "bits_per_parameter": 1.0, "seconds": rounds / 3}
+        summary |= {"engine": {"name": "E", "precision": "fp32"}, "machine": {"gpu": None}}
+        summary |= {"seed": seed, "rounds_done": rounds, "num_parameters": 1000, "num_compressed_parameters": 900}
+        summary |= figures_of(lines, 1000, 900)
         found.append(Record(Path(method), json.loads(json.dumps(summary)), tuple(lines)))
     return found
 
@@ -345,7 +347,8 @@ def test_a_published_resnet_record_is_small_and_keeps_what_matters(tmp_path):
 def test_a_published_record_costs_on_a_link_what_its_run_costs(tmp_path, told, kept):
     run = _record({"fedbat": 0.9})[0]
     lines = tuple(line | {"uplink_bytes": 70, "downlink_bytes": 300} | told for line in run.lines)
-    record = publish(Record(run.folder, run.summary, lines), tmp_path / "record")
+    summary = run.summary | figures_of(lines, 1000, 900)
+    record = publish(Record(run.folder, summary, lines), tmp_path / "record")
     assert {key for key in told if key in record.lines[0]} == kept
     link = parse_link("up=1,down=5,latency=3")
     for found, expected in zip(price(record.lines, link), price(lines, link), strict=True):

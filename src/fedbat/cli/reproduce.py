@@ -178,12 +178,15 @@ def _print_list(book: Book, records: Records) -> None:
         cells, trials = book.cells(name, None, {}), book.trials(name, None, {})
         table.add_row(name, str(len(cells) + len(trials)), str(_num_done(cells, trials, records)), title)
     console.print(table)
+    for fault in records.faults.values():
+        say(f"left out: {fault}")
 
 
 def _print_cells(cells: Sequence[Cell], trials: Sequence[Trial], records: Records) -> None:
     for cell in cells:
-        record = records.get(cell.identity)
-        say(f"{cell.folder}: {'not run yet' if record is None else f'best {record.best:.2f} %'}")
+        record, fault = records.get(cell.identity), records.faults.get(cell.folder)
+        undone = f"not run yet; {fault}" if fault else "not run yet"
+        say(f"{cell.folder}: {undone if record is None else f'best {record.best:.2f} %'}")
     for trial in trials:
         say(f"{file_name(trial)}: {'done' if trial in records.trials else 'not run yet'}")
     say(f"{_num_done(cells, trials, records)} of {len(cells) + len(trials)} done")
