@@ -1,7 +1,5 @@
 """`fedbat reproduce`."""
 
-import multiprocessing
-import sys
 import textwrap
 import time
 from collections.abc import Sequence
@@ -84,6 +82,8 @@ def reproduce(
     start = time.monotonic()
     if jobs < 1:
         raise ConfigError(f"--jobs is {jobs}, expected a whole number of at least 1")
+    if minutes is not None and not minutes > 0:
+        raise ConfigError(f"--minutes is {minutes:g}, expected more than 0; leave it out for no limit")
     if not (name or list_ or write or claims):
         raise ConfigError("nothing to do; name a table, or use --list, --claims or --write")
     if name is None and (seeds or only or minutes is not None):
@@ -112,27 +112,7 @@ def reproduce(
 
 
 def _sweep(cells: list[Cell], settings: Settings) -> int:
-    """In this process, or in several that share the list; gives the exit status."""
-    if settings.jobs == 1:
-        return _work(cells, settings)
-    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-    processes = [context.Process(target=_process, args=(cells, settings)) for _ in range(settings.jobs)]
-    for process in processes:
-        process.start()
-    try:
-        for process in processes:
-            process.join()
-    except KeyboardInterrupt:  # which they got too
-        for process in processes:
-            process.join()
-    return max(abs(process.exitcode or 0) for process in processes)
-
-
-def _process(cells: list[Cell], settings: Settings) -> None:
-    sys.exit(_work(cells, settings))
-
-
-def _work(cells: list[Cell], settings: Settings) -> int:
+    """Gives the exit status."""
     try:
         return 1 if sweep(cells, settings, say).failed else 0
     except KeyboardInterrupt:
