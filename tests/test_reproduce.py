@@ -459,6 +459,14 @@ def test_the_page_shows_what_was_run_and_leaves_the_rest_empty(book, settings):
     assert "| Small | 12 | 1 of 4 | 2 |" in page and "The data set *fmnist-mini* here is a subset." in page
 
 
+def test_the_page_counts_only_the_runs_it_shows_and_has_no_empty_table():
+    others = _record({"fedbat": 0.9}, rounds=7)  # of no row
+    for shown in (["fedavg"], ["fedavg", "fedbat"]):
+        page = render(BOOK, Records(tuple(others + _record(dict.fromkeys(shown, 0.9)))), Path("figures"))
+        assert f"| runs (one for each seed) | {len(shown)} |" in page and f"| cpu | fp32 | 1 | {len(shown)} |" in page
+        assert ("FedBAT against" in page) == ("fedbat" in shown) == ("Best rounds, over the columns" in page)
+
+
 def test_the_same_records_give_the_same_pictures(tmp_path):
     records = Records(tuple(_record({"fedavg": 0.9, "fedbat": 0.89, "zerofl": 0.8}) + _record({"fedbat": 0.9}, seed=1)))
     first, second = draw_figures(BOOK, records, tmp_path / "a"), draw_figures(BOOK, records, tmp_path / "b")
@@ -495,7 +503,10 @@ def test_the_command_runs_lists_and_writes(book, tmp_path, monkeypatch):
     assert listed[listed.index("small") :][:3] == ["small", "4", "1"]
     cells = reproduce("small", "--list").output.splitlines()
     assert len(cells) == 5 and cells[-1] == "1 of 4 done" and sum("not run yet" in cell for cell in cells) == 3
-    assert reproduce("--write").exit_code == 0
+    written = reproduce("--write")
+    assert written.exit_code == 0 and "1 records in RESULTS.md" in written.output
+    text = reproduce("--write", "--protocol", "text")
+    assert text.exit_code == 0 and "0 records in RESULTS-text.md" in text.output
     assert "cells run, of all | 1 of 4 |" in (tmp_path / "RESULTS.md").read_text()
     assert (tmp_path / "results/figures/fmnist-mini-n12-rounds.png").is_file()
 

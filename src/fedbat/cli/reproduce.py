@@ -123,12 +123,14 @@ def _sweep(cells: list[Cell], settings: Settings) -> int:
 def _write(book: Book, records: Records, results: Path) -> None:
     from fedbat.reproduce.figures import draw_figures
     from fedbat.reproduce.report import render
+    from fedbat.reproduce.results import Results
 
+    shown = Results(book, records)
     suffix = "" if book.protocol.name == PROTOCOL else f"-{book.protocol.name}"
     page, figures = results.parent / f"RESULTS{suffix}.md", results / f"figures{suffix}"
     page.write_text(render(book, records, figures.relative_to(results.parent)))
     drawn = draw_figures(book, records, figures)
-    say(f"{len(records) + len(records.trials)} records in {page}, {len(drawn)} pictures in {figures}")
+    say(f"{len(shown.records) + len(shown.trials)} records in {page}, {len(drawn)} pictures in {figures}")
     if book.protocol.name == PROTOCOL:
         _fill_pages(book, records, results)
 
