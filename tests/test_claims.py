@@ -21,7 +21,7 @@ from fedbat.reproduce.claims import Claim, Verdict, judge, judge_all, load_claim
 from fedbat.reproduce.estimates import LEVEL, QUANTIFIERS, Estimate, Region, Spread, joint_spread, own_spread
 from fedbat.reproduce.kinds import KINDS, Shelf
 from fedbat.reproduce.metrics import METRICS, weighted_error
-from fedbat.reproduce.record import publish
+from fedbat.reproduce.publish import publish
 from fedbat.reproduce.report import render
 from fedbat.reproduce.results import Results
 from fedbat.reproduce.verdicts import EVIDENCE, HEADER, claim_row, evidence_rows

@@ -25,7 +25,7 @@ from fedbat.reproduce.cells import canonical, configuration, identity
 from fedbat.reproduce.figures import draw_figures
 from fedbat.reproduce.metrics import weighted_error
 from fedbat.reproduce.pace import Machine, Pace
-from fedbat.reproduce.record import publish
+from fedbat.reproduce.publish import publish
 from fedbat.reproduce.report import AGAINST, render
 from fedbat.reproduce.results import Results, duel, orderings
 from fedbat.reproduce.sweep import Settings, _claimed, _left, _TooSlow, _Watch, sweep

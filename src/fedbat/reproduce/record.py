@@ -10,8 +10,6 @@ ones also hold the hashes of both, which the first do not have.
 import hashlib
 import json
 import math
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,11 +27,10 @@ from fedbat.reproduce.theory.record import TrialRecord, load_trial_records
 from fedbat.settings import show
 from fedbat.storage import DRAFT
 
-_DIGITS = 4
-_CUT = 10.0 ** (1 - _DIGITS)  # by which, at most, a sum of cut figures is off
+DIGITS = 4  # of floats
+_CUT = 10.0 ** (1 - DIGITS)  # by which, at most, a sum of cut figures is off
 _ROUNDING = 1e-9
-_ROUNDS = "rounds.jsonl"
-_FIGURES = ("relative_error", "step", "clipped")
+ROUNDS = "rounds.jsonl"
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +178,7 @@ class Records:
             try:
                 if folder.suffix != DRAFT:
                     found.append(_load_valid(folder))
-            except DataError as error:
+            except (DataError, OSError) as error:  # another process may publish it right now
                 faults[folder.relative_to(root)] = str(error)
         return cls(tuple(found), load_trial_records(root), faults)
 
@@ -200,10 +197,10 @@ def load_record(folder: Path) -> Record:
     """Read a record, or the folder of any run."""
     try:
         summary = json.loads((folder / "summary.json").read_text())
-        whole, _, _ = (folder / _ROUNDS).read_text().rpartition("\n")  # a run may be writing its last line
+        whole, _, _ = (folder / ROUNDS).read_text().rpartition("\n")  # a run may be writing its last line
         lines = [json.loads(line) for line in whole.splitlines()]
     except (OSError, ValueError) as error:
-        raise DataError(f"{folder} is not a record ({error}); expected summary.json and {_ROUNDS}") from None
+        raise DataError(f"{folder} is not a record ({error}); expected summary.json and {ROUNDS}") from None
     config = summary.get("config") if isinstance(summary, dict) else None
     if not isinstance(config, dict) or "method" not in config or "method_settings" not in summary:
         raise DataError(f"{folder} holds no record of fedbat; its summary.json has no configuration of a run")
@@ -211,7 +208,7 @@ def load_record(folder: Path) -> Record:
     check_summary(summary, str(folder / "summary.json"))
     num_layers = len(summary["layers"]) if "layers" in summary else None
     for number, line in enumerate(lines, start=1):
-        check_line(line, num_layers, f"{folder / _ROUNDS}, line {number}")
+        check_line(line, num_layers, f"{folder / ROUNDS}, line {number}")
     return Record(folder, summary, tuple(lines))
 
 
@@ -221,60 +218,19 @@ def _load_valid(folder: Path) -> Record:
     faults, place = record.faults(), record.place
     if folder.absolute().parts[-len(place.parts) :] != place.parts:
         faults.append(f"its configuration is that of {place}")
-    if any(record.summary.get(name, value) != value for name, value in _hashes(record.summary, folder).items()):
+    if any(record.summary.get(name, value) != value for name, value in hashes(record.summary, folder).items()):
         faults.append("its configuration or its rounds are not those that were published")
     if faults:
         raise DataError(f"{folder} does not count as a record: {'; '.join(faults)}; restore it or run it again")
     return record
 
 
-def _hashes(summary: Mapping[str, Any], folder: Path) -> dict[str, str]:
+def hashes(summary: Mapping[str, Any], folder: Path) -> dict[str, str]:
     """Of what was run, as it is written down: defaults of later versions change nothing; and of every round."""
     return {
         "identity": identity({**summary["config"], "settings": summary["method_settings"]}),
-        "rounds_sha256": hashlib.sha256((folder / _ROUNDS).read_bytes()).hexdigest(),
+        "rounds_sha256": hashlib.sha256((folder / ROUNDS).read_bytes()).hexdigest(),
     }
-
-
-def publish(run: Record, folder: Path) -> Record:
-    """Write the small form of a whole run; it appears in `folder` at once or not at all."""
-    if faults := run.faults():
-        raise DataError(f"{run.folder} cannot become a record: {'; '.join(faults)}")
-    draft = folder.with_name(folder.name + DRAFT)
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    lines = (json.dumps(_compact(line), separators=(",", ":"), allow_nan=False) for line in run.lines)
-    (draft / _ROUNDS).write_text("".join(line + "\n" for line in lines))
-    summary = run.summary | {"layers": list(run.lines[0]["layers"])} | _hashes(run.summary, draft)
-    (draft / "summary.json").write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(draft, folder)
-    return load_record(folder)
-
-
-def _compact(line: dict[str, Any]) -> dict[str, Any]:
-    columns = {figure: [_cut(report[figure]) for report in line["layers"].values()] for figure in _FIGURES}
-    return _cut_all(_telling(line)) | {"layers": columns}
-
-
-def _telling(line: dict[str, Any]) -> dict[str, Any]:
-    """Without each client's bytes where all have as many, which sums tell, and without times nobody took."""
-    said = [key for key in ("uploads", "downloads") if len(set(line.get(key, ()))) == 1]
-    unknown = [key for key in ("client_seconds",) if not any(line.get(key, ()))]
-    return {key: value for key, value in line.items() if key not in [*said, *unknown]}
-
-
-def _cut_all(values: dict[str, Any]) -> dict[str, Any]:
-    """Accuracies stay as they are."""
-    return {name: value if name == "accuracy" else _cut(value) for name, value in values.items()}
-
-
-def _cut(value: Any) -> Any:
-    if isinstance(value, dict):  # of a model tested beside the global one
-        return _cut_all(value)
-    if isinstance(value, list):
-        return [_cut(item) for item in value]
-    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
 
 
 def _layer_errors(layers: dict[str, Any], summary: dict[str, Any]) -> dict[str, float]:

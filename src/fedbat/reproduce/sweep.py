@@ -29,7 +29,8 @@ from fedbat.lock import holding
 from fedbat.records import is_begun, read_summary
 from fedbat.reproduce.cells import Cell, fewest
 from fedbat.reproduce.pace import Machine, Pace
-from fedbat.reproduce.record import Records, load_record, publish
+from fedbat.reproduce.publish import publish
+from fedbat.reproduce.record import Records, load_record
 from fedbat.run import run_recorded
 from fedbat.simulation import Round
 
