@@ -14,13 +14,14 @@ from typer.testing import CliRunner
 
 from fedbat.cli import app
 from fedbat.errors import ConfigError
+from fedbat.figures import figures_of
 from fedbat.methods import make_method
 from fedbat.reproduce import Record, Records, load_book
 from fedbat.reproduce.claims import Claim, Verdict, judge, judge_all, load_claims
 from fedbat.reproduce.estimates import LEVEL, QUANTIFIERS, Estimate, Region, Spread, joint_spread, own_spread
 from fedbat.reproduce.kinds import KINDS, Shelf
 from fedbat.reproduce.metrics import METRICS, weighted_error
-from fedbat.reproduce.record import publish
+from fedbat.reproduce.publish import publish
 from fedbat.reproduce.report import render
 from fedbat.reproduce.results import Results
 from fedbat.reproduce.verdicts import EVIDENCE, HEADER, claim_row, evidence_rows
@@ -43,18 +44,19 @@ def run(
         name: {"relative_error": error, "step": 1.0, "clipped": 0.0} for name, error in zip(LAYERS, errors, strict=True)
     }
     lines = [
-        {"round": i + 1, "accuracy": value, "layers": layers, "loss": 1.0, "clients": [0], "uplink_bytes": 1}
+        {"round": i + 1, "accuracy": value, "layers": layers, "loss": 1.0, "clients": [0], "seconds": 1.0}
+        | {"uplink_bytes": bits, "uplink_nbits": 8 * bits, "downlink_bytes": 1}
         for i, value in enumerate(accuracies)
     ]
     summary = {
         "status": "finished",
         "config": dataclasses.asdict(experiment) | {"rounds": len(lines)},
         "method_settings": make_method(experiment.method, experiment.settings).settings(),
-        "best_accuracy": max(accuracies),
-        "bits_per_parameter": bits,
-        "bits_per_compressed_parameter": bits,
-        "uplink_bytes_per_client_round": 1.0,
-        "seconds": 1.0,
+        "seed": seed,
+        "rounds_done": len(lines),
+        "num_parameters": 8,
+        "num_compressed_parameters": 8,
+        **figures_of(lines, 8, 8),
         "engine": {},
         "machine": {"gpu": None},
     }
@@ -468,8 +470,8 @@ def test_the_page_has_every_claim_with_its_verdict_and_the_summary_counts_them()
 
 def test_the_command_prints_the_claims(monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "80")
-    publish(run("fedbat", 91), tmp_path / "one")
-    publish(run("signsgd", 89, bits=1.157), tmp_path / "two")
+    for made in (run("fedbat", 91), run("signsgd", 89, bits=1.157)):
+        publish(made, tmp_path / made.place)
     arguments = ["reproduce", "--claims", "--experiments", str(EXPERIMENTS), "--results", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output

@@ -19,7 +19,8 @@ from fedbat.report import find_runs, render
 from fedbat.report.charts import group_data, styles_of
 from fedbat.report.holdings import Holdings, holdings_of
 from fedbat.report.runs import group_runs
-from fedbat.reproduce.record import load_record, publish
+from fedbat.reproduce.publish import publish
+from fedbat.reproduce.record import load_record
 from fedbat.run import run_recorded
 from tests.test_simulation import MODEL
 

@@ -18,6 +18,7 @@ from fedbat.cli import app
 from fedbat.data.datasets import DATASETS
 from fedbat.errors import ConfigError, DataError
 from fedbat.experiment import Experiment
+from fedbat.figures import figures_of
 from fedbat.layout import layout_of
 from fedbat.link import parse_link, price
 from fedbat.models import build_model
@@ -27,7 +28,7 @@ from fedbat.reproduce.cells import canonical, configuration, identity
 from fedbat.reproduce.figures import Curves, draw_figures, pictures
 from fedbat.reproduce.metrics import weighted_error
 from fedbat.reproduce.pace import Machine, Pace
-from fedbat.reproduce.record import publish
+from fedbat.reproduce.publish import publish
 from fedbat.reproduce.report import AGAINST, render
 from fedbat.reproduce.results import Results, duel, orderings
 from fedbat.reproduce.sweep import Settings, _claimed, _left, _TooSlow, _Watch, sweep
@@ -168,7 +169,7 @@ def test_a_sweep_runs_what_is_missing_once(book, settings):
     assert not list(settings.work.rglob("*.safetensors"))
 
 
-@pytest.mark.parametrize("damage", ["half a line", "a round is missing", "another configuration", "unfinished"])
+@pytest.mark.parametrize("damage", ["half a line", "a round is missing", "another configuration"])
 def test_an_invalid_record_is_run_again(book, settings, damage):
     cells = book.cells("small", [0], {"method": "fedbat", "split": "iid"})
     sweep(cells, settings, quiet)
@@ -179,8 +180,7 @@ def test_an_invalid_record_is_run_again(book, settings, damage):
     elif damage == "half a line":
         (folder / "rounds.jsonl").write_text(lines[:-20])
     else:
-        change = {"status": "running"} if damage == "unfinished" else {"config": summary["config"] | {"lr": 0.2}}
-        (folder / "summary.json").write_text(json.dumps(summary | change))
+        (folder / "summary.json").write_text(json.dumps(summary | {"config": summary["config"] | {"lr": 0.2}}))
     assert sweep(cells, settings, quiet).run == cells
     assert load_record(folder).accuracy == [json.loads(line)["accuracy"] for line in lines.splitlines()]
 
@@ -218,11 +218,10 @@ def test_a_cell_is_stopped_once_its_pace_is_known_and_its_kind_is_remembered():
     assert pace.seconds(cell.experiment, 100) == pytest.approx(100)  # the first round is none to go by
 
 
-def test_a_cell_that_cannot_end_in_time_is_not_begun(book, settings):
+def test_a_cell_that_cannot_end_in_time_is_not_begun(book, settings, monkeypatch):
     known, unknown = book.cells("small", [0, 1], {"method": "fedavg", "split": "iid"})
     sweep([known], settings, quiet)
-    path = settings.results / known.folder / "summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": 1e4}))
+    monkeypatch.setattr(Record, "seconds", 1e4)
     outcome = sweep([known, unknown], dataclasses.replace(settings, deadline=time.monotonic() + 1000), quiet)
     assert outcome.done == [known] and outcome.waiting == [unknown]
     assert not (settings.work / unknown.folder).exists()
@@ -253,7 +252,7 @@ def test_progress_is_that_of_the_whole_sweep(book, settings):
     outcome = sweep(cells, settings, say)
     assert outcome.run == cells[:1] and outcome.done == cells[1:]
     progress = [text for text in said if "cells done" in text]
-    assert progress == ["0 of 2 cells done, 0 s and 2 cells of unknown length left", "2 of 2 cells done, 0 s left"]
+    assert progress == ["0 of 2 cells done, 2 cells of unknown length left", "2 of 2 cells done"]
 
 
 def test_processes_share_the_time_that_is_left(settings):
@@ -261,6 +260,8 @@ def test_processes_share_the_time_that_is_left(settings):
     pace.observe(configuration(cell.experiment), 11.95)  # 1195 s for 100 rounds, and five to begin
     assert _left([cell], pace, settings) == "20 min left"
     assert _left([cell], pace, dataclasses.replace(settings, jobs=2)) == "10 min left"
+    other = Cell(Experiment(dataset="cifar10").resolved())
+    assert _left([cell, other], pace, settings) == "20 min and 1 cell of unknown length left"
 
 
 def _expect_nothing_to_run(cells, settings):
@@ -312,15 +313,18 @@ def _record(accuracies, dataset="fmnist", rounds=100, compressed=True, seed=0):
             | {
                 "clients": list(range(90, 100)),
                 "lost": {},
-                "uplink_bytes": 123456789,
+                "uplink_bytes": 1234567890,
+                "uplink_nbits": 9876543210,
+                "downlink_bytes": 1234567890,
                 "layers": layers,
                 "seconds": 1 / 3,
             }
             for i in range(rounds)
         ]
         summary = {"status": "finished", "config": config, "method_settings": METHODS[method]().settings()}
-        summary |= {"engine": {"name": "E", "precision": "fp32"}, "machine": {"gpu": None}, "best_accuracy": best}
-        summary |= {"uplink_bytes_per_client_round": 1.0, "bits_per_parameter": 1.0, "seconds": rounds / 3}
+        summary |= {"engine": {"name": "E", "precision": "fp32"}, "machine": {"gpu": None}}
+        summary |= {"seed": seed, "rounds_done": rounds, "num_parameters": 1000, "num_compressed_parameters": 900}
+        summary |= figures_of(lines, 1000, 900)
         found.append(Record(Path(method), json.loads(json.dumps(summary)), tuple(lines)))
     return found
 
@@ -350,7 +354,8 @@ def test_a_published_resnet_record_is_small_and_keeps_what_matters(tmp_path):
 def test_a_published_record_costs_on_a_link_what_its_run_costs(tmp_path, told, kept):
     run = _record({"fedbat": 0.9})[0]
     lines = tuple(line | {"uplink_bytes": 70, "downlink_bytes": 300} | told for line in run.lines)
-    record = publish(Record(run.folder, run.summary, lines), tmp_path / "record")
+    summary = run.summary | figures_of(lines, 1000, 900)
+    record = publish(Record(run.folder, summary, lines), tmp_path / "record")
     assert {key for key in told if key in record.lines[0]} == kept
     link = parse_link("up=1,down=5,latency=3")
     for found, expected in zip(price(record.lines, link), price(lines, link), strict=True):
@@ -479,6 +484,14 @@ def test_what_has_no_place_on_a_logarithmic_axis_is_left_out():
     assert [picture.name for picture in drawn] == ["fmnist-n100-rounds", "fmnist-n100-bytes"]
 
 
+def test_the_page_counts_only_the_runs_it_shows_and_has_no_empty_table():
+    others = _record({"fedbat": 0.9}, rounds=7)  # of no row
+    for shown in (["fedavg"], ["fedavg", "fedbat"]):
+        page = render(BOOK, Records(tuple(others + _record(dict.fromkeys(shown, 0.9)))), Path("figures"))
+        assert f"| runs (one for each seed) | {len(shown)} |" in page and f"| cpu | fp32 | 1 | {len(shown)} |" in page
+        assert ("FedBAT against" in page) == ("fedbat" in shown) == ("Best rounds of runs with the same seed" in page)
+
+
 def test_the_same_records_give_the_same_pictures(tmp_path):
     records = Records(tuple(_record({"fedavg": 0.9, "fedbat": 0.89, "zerofl": 0.8}) + _record({"fedbat": 0.9}, seed=1)))
     first, second = draw_figures(BOOK, records, tmp_path / "a"), draw_figures(BOOK, records, tmp_path / "b")
@@ -515,7 +528,10 @@ def test_the_command_runs_lists_and_writes(book, tmp_path, monkeypatch):
     assert listed[listed.index("small") :][:3] == ["small", "4", "1"]
     cells = reproduce("small", "--list").output.splitlines()
     assert len(cells) == 5 and cells[-1] == "1 of 4 done" and sum("not run yet" in cell for cell in cells) == 3
-    assert reproduce("--write").exit_code == 0
+    written = reproduce("--write")
+    assert written.exit_code == 0 and "1 records in RESULTS.md" in written.output
+    text = reproduce("--write", "--protocol", "text")
+    assert text.exit_code == 0 and "0 records in RESULTS-text.md" in text.output
     assert "cells run, of all | 1 of 4 |" in (tmp_path / "RESULTS.md").read_text()
     assert (tmp_path / "results/figures/fmnist-mini-n12-rounds.png").is_file()
 
@@ -529,6 +545,8 @@ def test_the_command_runs_lists_and_writes(book, tmp_path, monkeypatch):
         (["--list", "--only", "dataset=fmnist"], "choose what is run; name a table"),
         (["small", "--only", "model=cnn"], "choose by dataset, clients, split, method"),
         (["small", "--jobs", "0"], "at least 1"),
+        (["small", "--minutes", "-1"], "--minutes is -1, expected more than 0"),
+        (["small", "--minutes", "nan"], "--minutes is nan, expected more than 0"),
     ],
 )
 def test_mistakes_on_the_command_line_are_told(book, tmp_path, monkeypatch, arguments, message):

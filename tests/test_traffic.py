@@ -93,7 +93,7 @@ def test_an_averaged_model_changes_nothing_in_the_training_so_one_run_fills_both
     assert len(outcome.run) == 4 and not outcome.failed
     records = Records.load(settings.results)
     assert all(records.get(cell.identity) is not None for cell in cells) and len(records) == 4
-    assert Results(book, records).num_runs == 4
+    assert len(Results(book, records).records) == 4
     assert not sweep(cells, settings, quiet).run
 
     alone = dataclasses.replace(settings, results=settings.results / "alone", work=settings.work / "alone")

@@ -23,6 +23,7 @@ from fedbat.downlink import whole_bytes
 from fedbat.engine.base import Evaluation
 from fedbat.errors import ConfigError, DataError
 from fedbat.experiment import Experiment, Federation
+from fedbat.figures import OTHERS, figures_of
 from fedbat.layout import tensors_of
 from fedbat.lock import LOCK
 from fedbat.provenance import provenance
@@ -219,45 +220,25 @@ def summarize(federation: Federation, rounds: list[Round]) -> dict[str, Any]:
     }
     if not rounds:
         return asked
-    accuracies = [round_.accuracy for round_ in rounds]
-    client_rounds = sum(len(round_.clients) for round_ in rounds)
-    uploads = sum(round_.num_uploads for round_ in rounds)
-    uplink = sum(round_.uplink_bytes for round_ in rounds) / uploads
-    downlink = sum(round_.downlink_bytes for round_ in rounds) / client_rounds
-    whole = whole_bytes(federation.layout)
     num_parameters = sum(p.numel() for p in federation.model.parameters())
     num_compressed = sum(entry.numel for entry in federation.layout.compressed)
-    nbits = sum(round_.uplink_nbits for round_ in rounds) / uploads
-    others = {key: [e.accuracy for r in rounds if (e := getattr(r, key))] for key in _OTHERS}
-    beside = {f"{key}_best_accuracy": max(found) for key, found in others.items() if found} | {
-        f"{key}_last10_accuracy": sum(found[-10:]) / len(found[-10:]) for key, found in others.items() if found
+    figures = figures_of([round_line(round_) for round_ in rounds], num_parameters, num_compressed)
+    whole = whole_bytes(federation.layout)
+    return {
+        **asked,
+        **figures,
+        "uplink_saving": whole / figures["uplink_bytes_per_client_round"],  # against the model in float32
+        "total_saving": 2 * whole / figures["total_bytes_per_client_round"],  # against it both ways
+        "num_parameters": num_parameters,
+        "num_compressed_parameters": num_compressed,
     }
-    return (
-        asked
-        | beside
-        | {
-            "best_accuracy": max(accuracies),
-            "final_accuracy": accuracies[-1],
-            "last10_accuracy": sum(accuracies[-10:]) / len(accuracies[-10:]),
-            "uplink_bytes_per_client_round": uplink,
-            "downlink_bytes_per_client_round": downlink,
-            "total_bytes_per_client_round": uplink + downlink,
-            "uplink_saving": whole / uplink,  # against the model in float32
-            "total_saving": 2 * whole / (uplink + downlink),  # against it both ways
-            "bits_per_parameter": 8 * uplink / num_parameters,
-            "bits_per_compressed_parameter": nbits / num_compressed if num_compressed else None,
-            "num_parameters": num_parameters,
-            "num_compressed_parameters": num_compressed,
-            "seconds": sum(round_.seconds for round_ in rounds),
-        }
-    )
 
 
 def round_line(round_: Round) -> dict[str, Any]:
     """One line of rounds.jsonl; rounds count from 1 there."""
     line = {field.name: getattr(round_, field.name) for field in dataclasses.fields(round_)}
     layers = {name: report._asdict() for name, report in round_.layers.items()}
-    for key in _OTHERS:  # only where there is such a model
+    for key in OTHERS:  # only where there is such a model
         found = line.pop(key)
         line |= {key: found._asdict()} if found else {}
     return {"round": line.pop("index") + 1, **line, "layers": layers}
@@ -272,12 +253,11 @@ def _round_of(line: dict[str, Any]) -> Round:
     figures = {key: math.nan if line[key] is None else line[key] for key in ("accuracy", "loss", "train_loss")}
     layers = {name: LayerReport(**report) for name, report in line["layers"].items()}
     lost = {int(client): reason for client, reason in line["lost"].items()}
-    others = {key: Evaluation(**line[key]) for key in _OTHERS if line.get(key)}
+    others = {key: Evaluation(**line[key]) for key in OTHERS if line.get(key)}
     index = line.pop("round") - 1
     return Round(**(line | figures | others | {"index": index, "lost": lost, "layers": layers}))
 
 
-_OTHERS = ("received", "averaged")  # models that are tested beside the global one
 _LEG = ("versions", "git_revision", "machine", "engine")
 
 

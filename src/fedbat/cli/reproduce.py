@@ -1,7 +1,5 @@
 """`fedbat reproduce`."""
 
-import multiprocessing
-import sys
 import textwrap
 import time
 from collections.abc import Sequence
@@ -84,6 +82,8 @@ def reproduce(
     start = time.monotonic()
     if jobs < 1:
         raise ConfigError(f"--jobs is {jobs}, expected a whole number of at least 1")
+    if minutes is not None and not minutes > 0:
+        raise ConfigError(f"--minutes is {minutes:g}, expected more than 0; leave it out for no limit")
     if not (name or list_ or write or claims):
         raise ConfigError("nothing to do; name a table, or use --list, --claims or --write")
     if name is None and (seeds or only or minutes is not None):
@@ -112,27 +112,7 @@ def reproduce(
 
 
 def _sweep(cells: list[Cell], settings: Settings) -> int:
-    """In this process, or in several that share the list; gives the exit status."""
-    if settings.jobs == 1:
-        return _work(cells, settings)
-    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-    processes = [context.Process(target=_process, args=(cells, settings)) for _ in range(settings.jobs)]
-    for process in processes:
-        process.start()
-    try:
-        for process in processes:
-            process.join()
-    except KeyboardInterrupt:  # which they got too
-        for process in processes:
-            process.join()
-    return max(abs(process.exitcode or 0) for process in processes)
-
-
-def _process(cells: list[Cell], settings: Settings) -> None:
-    sys.exit(_work(cells, settings))
-
-
-def _work(cells: list[Cell], settings: Settings) -> int:
+    """Gives the exit status."""
     try:
         return 1 if sweep(cells, settings, say).failed else 0
     except KeyboardInterrupt:
@@ -143,12 +123,14 @@ def _work(cells: list[Cell], settings: Settings) -> int:
 def _write(book: Book, records: Records, results: Path) -> None:
     from fedbat.reproduce.figures import draw_figures
     from fedbat.reproduce.report import render
+    from fedbat.reproduce.results import Results
 
+    shown = Results(book, records)
     suffix = "" if book.protocol.name == PROTOCOL else f"-{book.protocol.name}"
     page, figures = results.parent / f"RESULTS{suffix}.md", results / f"figures{suffix}"
     page.write_text(render(book, records, figures.relative_to(results.parent)))
     drawn = draw_figures(book, records, figures)
-    say(f"{len(records) + len(records.trials)} records in {page}, {len(drawn)} pictures in {figures}")
+    say(f"{len(shown.records) + len(shown.trials)} records in {page}, {len(drawn)} pictures in {figures}")
     if book.protocol.name == PROTOCOL:
         _fill_pages(book, records, results)
 
@@ -178,12 +160,15 @@ def _print_list(book: Book, records: Records) -> None:
         cells, trials = book.cells(name, None, {}), book.trials(name, None, {})
         table.add_row(name, str(len(cells) + len(trials)), str(_num_done(cells, trials, records)), title)
     console.print(table)
+    for fault in records.faults.values():
+        say(f"left out: {fault}")
 
 
 def _print_cells(cells: Sequence[Cell], trials: Sequence[Trial], records: Records) -> None:
     for cell in cells:
-        record = records.get(cell.identity)
-        say(f"{cell.folder}: {'not run yet' if record is None else f'best {record.best:.2f} %'}")
+        record, fault = records.get(cell.identity), records.faults.get(cell.folder)
+        undone = f"not run yet; {fault}" if fault else "not run yet"
+        say(f"{cell.folder}: {undone if record is None else f'best {record.best:.2f} %'}")
     for trial in trials:
         say(f"{file_name(trial)}: {'done' if trial in records.trials else 'not run yet'}")
     say(f"{_num_done(cells, trials, records)} of {len(cells) + len(trials)} done")

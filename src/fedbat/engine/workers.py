@@ -41,16 +41,19 @@ class Died(NamedTuple):
 
 
 class Workers:
-    """Processes that outlive tasks and deaths, and engines too if they are handed on; started by the first `hold`."""
+    """Processes that outlive tasks and deaths, and engines too if they are handed on; started by the first `hold`.
 
-    def __init__(self, num: int) -> None:
-        self._num = num
+    Those that are no daemons may have workers of their own, and have to be closed.
+    """
+
+    def __init__(self, num: int, *, daemon: bool = True) -> None:
+        self._num, self._daemon = num, daemon
         self._workers: list[_Worker] = []
         self._make: Callable[[], object] | None = None
 
     def hold(self, make: Callable[[], object]) -> None:
         """Tasks to come are done on what `make` gives, called once in each worker."""
-        self._workers = self._workers or [_Worker(number) for number in range(self._num)]
+        self._workers = self._workers or [_Worker(number, self._daemon) for number in range(self._num)]
         self._make = make
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Any]:
@@ -113,8 +116,8 @@ class Workers:
 class _Worker:
     """One process at a time under one number."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, number: int, daemon: bool) -> None:
+        self.number, self.daemon = number, daemon
         self.start()
 
     def start(self) -> None:
@@ -122,7 +125,7 @@ class _Worker:
         self.index: int | None = None  # of the task at hand
         self.made: Callable[[], object] | None = None
         self.pipe, theirs = _SPAWN.Pipe()
-        self.process = _SPAWN.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process = _SPAWN.Process(target=_serve, args=(theirs,), daemon=self.daemon)
         with _inherited():
             self.process.start()
         theirs.close()

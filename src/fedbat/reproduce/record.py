@@ -2,13 +2,16 @@
 
 A record keeps every round of a run; floats are cut to four digits and layers stand in columns, their names in the
 summary, so that a ResNet's record takes a third of what its run wrote. Accuracies stay as they are.
+
+A record counts if it is whole, its summary says what its rounds say, and it lies where its configuration belongs. Newer
+ones also hold the hashes of both, which the first do not have.
 """
 
+import hashlib
 import json
 import math
-import os
-import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +20,17 @@ from typing import Any, Self
 from fedbat.downlink import FULL
 from fedbat.errors import ConfigError, DataError
 from fedbat.experiment import Experiment
-from fedbat.reproduce.cells import configuration, identity, served
+from fedbat.figures import figures_of
+from fedbat.reproduce.cells import Cell, configuration, identity, served
+from fedbat.reproduce.shape import check_line, check_summary
 from fedbat.reproduce.theory.record import TrialRecord, load_trial_records
+from fedbat.settings import show
 from fedbat.storage import DRAFT
 
-_DIGITS = 4
-_FIGURES = ("relative_error", "step", "clipped")
+DIGITS = 4  # of floats
+_CUT = 10.0 ** (1 - DIGITS)  # by which, at most, a sum of cut figures is off
+_ROUNDING = 1e-9
+ROUNDS = "rounds.jsonl"
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,15 +44,28 @@ class Record:
     @cached_property
     def configuration(self) -> dict[str, Any]:
         """What was run; what the experiment did not have yet when this was recorded is at its default."""
-        try:
+        with self._runnable():
             return configuration(Experiment(**self.summary["config"]), self.summary["method_settings"])
-        except (TypeError, ConfigError) as error:
+
+    @contextmanager
+    def _runnable(self) -> Iterator[None]:
+        try:
+            yield
+        except (TypeError, ValueError, AttributeError, ConfigError) as error:
             raise DataError(f"{self.folder}: a configuration this version cannot run ({error}); remove it") from None
 
     @cached_property
     def identity(self) -> str:
         """Of the cell this is the record of."""
         return identity(self.configuration)
+
+    @property
+    def place(self) -> Path:
+        """Where it belongs below the results."""
+        settings = self.configuration["settings"].items()
+        texts = {name: show(tuple(value) if isinstance(value, list) else value) for name, value in settings}
+        with self._runnable():
+            return Cell(Experiment(**self.configuration | {"settings": texts})).folder
 
     @property
     def best(self) -> float:
@@ -100,7 +121,7 @@ class Record:
         """The card that computed it; None for a CPU, whatever cards the machine had."""
         engine = self.summary.get("engine") or {}
         used = engine.get("name") == "CudaEngine" or str(engine.get("device")).startswith("cuda")
-        return self.summary["machine"]["gpu"] if used else None
+        return self.summary["machine"].get("gpu") if used else None
 
     def faults(self) -> list[str]:
         """Why this is not a whole record; empty if it is."""
@@ -110,25 +131,51 @@ class Record:
             found.append(f"its status is {self.summary['status']!r}, expected 'finished'")
         if rounds != list(range(1, wanted + 1)):
             found.append(f"it has {len(rounds)} rounds, expected 1 to {wanted}")
-        elif not math.isclose(self.summary["best_accuracy"], max(self.accuracy)):
-            found.append("its summary is not what its rounds say")
-        return found
+        return found or self._contradictions()
+
+    def _contradictions(self) -> list[str]:
+        """Where its summary is not what its rounds say."""
+        summary = self.summary
+        try:
+            told = figures_of(self.lines, summary["num_parameters"], summary["num_compressed_parameters"])
+        except (KeyError, TypeError, ArithmeticError) as error:
+            return [f"its rounds cannot be summed up ({error!r})"]
+        told |= {"seed": self.configuration["seed"], "rounds_done": len(self.lines)}
+        if "total_bytes_per_client_round" not in summary:  # nor was it in the first records
+            del told["total_bytes_per_client_round"]
+        return [
+            f"its {name} is {summary.get(name)}, expected {value} by its rounds"
+            for name, value in told.items()
+            if not _agree(summary.get(name), value, _CUT if name == "seconds" else _ROUNDING)
+        ]
 
 
 class Records:
     """Whole records, to be asked for by what was run; those of toy problems beside the others."""
 
-    def __init__(self, items: tuple[Record, ...], trials: tuple[TrialRecord, ...] = ()) -> None:
+    def __init__(
+        self,
+        items: tuple[Record, ...],
+        trials: tuple[TrialRecord, ...] = (),
+        faults: Mapping[Path, str] | None = None,
+    ) -> None:
         self.items = items
         self.trials = {record.trial: record for record in trials}
+        self.faults = faults or {}  # why a folder below the results does not count
         stand_ins = {key: record for record in items for key in served(record.configuration)}
         self._by_identity = stand_ins | {record.identity: record for record in items}
 
     @classmethod
     def load(cls, root: Path) -> Self:
-        """All whole records below a folder; what is not whole has to be run again."""
-        found = (_whole(path.parent) for path in sorted(root.rglob("summary.json")))
-        return cls(tuple(record for record in found if record is not None), load_trial_records(root))
+        """All that count below a folder; what does not has to be run again."""
+        found, faults = [], {}
+        for folder in (path.parent for path in sorted(root.rglob("summary.json"))):
+            try:
+                if folder.suffix != DRAFT:
+                    found.append(_load_valid(folder))
+            except (DataError, OSError) as error:  # another process may publish it right now
+                faults[folder.relative_to(root)] = str(error)
+        return cls(tuple(found), load_trial_records(root), faults)
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self.items)
@@ -145,63 +192,40 @@ def load_record(folder: Path) -> Record:
     """Read a record, or the folder of any run."""
     try:
         summary = json.loads((folder / "summary.json").read_text())
-        whole, _, _ = (folder / "rounds.jsonl").read_text().rpartition("\n")  # a run may be writing its last line
+        whole, _, _ = (folder / ROUNDS).read_text().rpartition("\n")  # a run may be writing its last line
         lines = [json.loads(line) for line in whole.splitlines()]
     except (OSError, ValueError) as error:
-        raise DataError(f"{folder} is not a record ({error}); expected summary.json and rounds.jsonl") from None
+        raise DataError(f"{folder} is not a record ({error}); expected summary.json and {ROUNDS}") from None
     config = summary.get("config") if isinstance(summary, dict) else None
     if not isinstance(config, dict) or "method" not in config or "method_settings" not in summary:
         raise DataError(f"{folder} holds no record of fedbat; its summary.json has no configuration of a run")
+    summary = {"engine": None, **summary}  # nobody wrote it down at first
+    check_summary(summary, str(folder / "summary.json"))
+    num_layers = len(summary["layers"]) if "layers" in summary else None
+    for number, line in enumerate(lines, start=1):
+        check_line(line, num_layers, f"{folder / ROUNDS}, line {number}")
     return Record(folder, summary, tuple(lines))
 
 
-def _whole(folder: Path) -> Record | None:
-    try:
-        record = load_record(folder)
-        return None if record.faults() or folder.suffix == DRAFT else record
-    except DataError:
-        return None
+def _load_valid(folder: Path) -> Record:
+    """A record that counts; DataError says why another does not."""
+    record = load_record(folder)
+    faults, place = record.faults(), record.place
+    if folder.absolute().parts[-len(place.parts) :] != place.parts:
+        faults.append(f"its configuration is that of {place}")
+    if any(record.summary.get(name, value) != value for name, value in hashes(record.summary, folder).items()):
+        faults.append("its configuration or its rounds are not those that were published")
+    if faults:
+        raise DataError(f"{folder} does not count as a record: {'; '.join(faults)}; restore it or run it again")
+    return record
 
 
-def publish(run: Record, folder: Path) -> Record:
-    """Write the small form of a whole run; it appears in `folder` at once or not at all."""
-    if faults := run.faults():
-        raise DataError(f"{run.folder} cannot become a record: {'; '.join(faults)}")
-    draft = folder.with_name(folder.name + DRAFT)
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    summary = run.summary | {"layers": list(run.lines[0]["layers"])}
-    (draft / "summary.json").write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")
-    lines = (json.dumps(_compact(line), separators=(",", ":"), allow_nan=False) for line in run.lines)
-    (draft / "rounds.jsonl").write_text("".join(line + "\n" for line in lines))
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(draft, folder)
-    return load_record(folder)
-
-
-def _compact(line: dict[str, Any]) -> dict[str, Any]:
-    columns = {figure: [_cut(report[figure]) for report in line["layers"].values()] for figure in _FIGURES}
-    return _cut_all(_telling(line)) | {"layers": columns}
-
-
-def _telling(line: dict[str, Any]) -> dict[str, Any]:
-    """Without each client's bytes where all have as many, which sums tell, and without times nobody took."""
-    said = [key for key in ("uploads", "downloads") if len(set(line.get(key, ()))) == 1]
-    unknown = [key for key in ("client_seconds",) if not any(line.get(key, ()))]
-    return {key: value for key, value in line.items() if key not in [*said, *unknown]}
-
-
-def _cut_all(values: dict[str, Any]) -> dict[str, Any]:
-    """Accuracies stay as they are."""
-    return {name: value if name == "accuracy" else _cut(value) for name, value in values.items()}
-
-
-def _cut(value: Any) -> Any:
-    if isinstance(value, dict):  # of a model tested beside the global one
-        return _cut_all(value)
-    if isinstance(value, list):
-        return [_cut(item) for item in value]
-    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+def hashes(summary: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """Of what was run, as it is written down: defaults of later versions change nothing; and of every round."""
+    return {
+        "identity": identity({**summary["config"], "settings": summary["method_settings"]}),
+        "rounds_sha256": hashlib.sha256((folder / ROUNDS).read_bytes()).hexdigest(),
+    }
 
 
 def _layer_errors(layers: dict[str, Any], summary: dict[str, Any]) -> dict[str, float]:
@@ -211,3 +235,9 @@ def _layer_errors(layers: dict[str, Any], summary: dict[str, Any]) -> dict[str, 
     else:
         errors = {name: report["relative_error"] for name, report in layers.items()}
     return {name: error for name, error in errors.items() if error is not None}
+
+
+def _agree(said: Any, told: float | None, tolerance: float) -> bool:
+    if isinstance(said, int | float) and told is not None:
+        return math.isclose(said, told, rel_tol=tolerance)
+    return said is told is None

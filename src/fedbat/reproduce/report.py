@@ -34,7 +34,7 @@ def render(book: Book, records: Records, figures: Path) -> str:
             "Written by `fedbat reproduce --write` from the records in `results/`; not to be edited.",
             f"Protocol: {book.protocol.title} (`experiments/protocols.toml`).",
             "",
-            *_summary(results, records, findings, len(open_)),
+            *_summary(results, findings, len(open_)),
             *_reached(book, results),
             *_how_to_read(book),
             *itertools.chain.from_iterable(_section(found, book, results, figures) for found in _in_order(book)),
@@ -80,12 +80,12 @@ def _how_to_read(book: Book) -> list[str]:
     ]
 
 
-def _summary(results: Results, records: Records, findings: Sequence[Finding], num_open: int) -> Iterator[str]:
+def _summary(results: Results, findings: Sequence[Finding], num_open: int) -> Iterator[str]:
     compared, columns = results.compared(), results.columns()
     yield from ["## Summary", ""]
     rows = [
         ["cells run, of all", share(len(results.found), results.num_rows)],
-        ["runs (one for each seed)", str(results.num_runs)],
+        ["runs (one for each seed)", str(len(results.records))],
         [f"cells within {WITHIN:g} point of the paper, of those it has", share(len(results.close()), len(compared))],
         [f"cells that deviate and are still [{_OPEN.lower()}]({_anchor(_OPEN)})", str(num_open)],
         ["pairs of methods ordered as in the paper", share(*orderings(columns))],
@@ -102,11 +102,15 @@ def _summary(results: Results, records: Records, findings: Sequence[Finding], nu
         [other, *map(str, found[:3]), f"{found.difference:+.2f}", f"{found.difference_in_paper:+.2f}"]
         for other, found in met
     ]
-    yield from ["Best rounds of runs with the same seed, over columns (data set, clients, split) that have both:", ""]
-    yield from table(header, duels, header[:1])
+    if duels:
+        yield from [
+            "Best rounds of runs with the same seed, over columns (data set, clients, split) that have both:",
+            "",
+        ]
+        yield from table(header, duels, header[:1])
     if failed := [finding.claim.text for finding in findings if finding.verdict == Verdict.FAILS]:
         yield from ["Claims that fail by these records:", "", *(f"- {text}." for text in failed), ""]
-    machines = Counter(Machine.of(record) for record in records)
+    machines = Counter(Machine.of(record) for record in results.records)
     where = [[*machine, str(count)] for machine, count in sorted(machines.items())]
     yield from table(("machine", "precision", "runs at once", "runs"), where, ["machine"])
 

@@ -97,17 +97,18 @@ class Results:
         tables = reversed(tuple(book.tables.values()))
         rows |= {row.identity: row for table in tables for row in reversed(table.rows) if row.paper}
         self.num_rows = len(rows)
-        self.trials = records.trials
+        trials = {trial for table in book.tables.values() for trial in table.trials}
+        self.trials = {trial: record for trial, record in records.trials.items() if trial in trials}
         self.found = {
             key: Result(row, tuple(runs[key][seed] for seed in sorted(runs[key])))
             for key, row in rows.items()
             if key in runs
         }
 
-    @property
-    def num_runs(self) -> int:
-        """One for each seed; a record may stand for several rows."""
-        return len({record for result in self.found.values() for record in result.records})
+    @cached_property
+    def records(self) -> tuple[Record, ...]:
+        """One for each seed, each once; a record may stand for several rows."""
+        return tuple(dict.fromkeys(record for result in self.found.values() for record in result.records))
 
     def of(self, row: Row) -> Result | None:
         """What was run of a row."""

@@ -1,16 +1,18 @@
 """Runs cells until all have their records or the time is up. May be killed and started again at any moment.
 
 A cell is run in a working folder with checkpoints and published when it is whole. A lock on that folder keeps two
-processes from the same cell, so any number of them may work on one list.
+processes from the same cell, so any number of sweeps may work on one list, each with any number of workers.
 """
 
 import gc
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from shutil import rmtree
 from typing import Literal, cast
@@ -20,13 +22,15 @@ import torch
 from fedbat.data import Dataset, load_dataset
 from fedbat.engine import make_engine
 from fedbat.engine.cuda import Precision
-from fedbat.errors import FedbatError
+from fedbat.engine.workers import Died, Task, Workers
+from fedbat.errors import DataError, FedbatError
 from fedbat.experiment import prepare
 from fedbat.lock import holding
 from fedbat.records import is_begun, read_summary
 from fedbat.reproduce.cells import Cell, fewest
 from fedbat.reproduce.pace import Machine, Pace
-from fedbat.reproduce.record import Records, load_record, publish
+from fedbat.reproduce.publish import publish
+from fedbat.reproduce.record import Records, load_record
 from fedbat.run import run_recorded
 from fedbat.simulation import Round
 
@@ -66,7 +70,7 @@ class Outcome:
     done: list[Cell] = field(default_factory=list)  # have had their records before
     run: list[Cell] = field(default_factory=list)
     unfinished: list[Cell] = field(default_factory=list)  # begun, to be continued
-    waiting: list[Cell] = field(default_factory=list)  # not begun: no time, or another process has them
+    waiting: list[Cell] = field(default_factory=list)  # not begun: no time, or another sweep has them
     failed: list[Cell] = field(default_factory=list)
 
     def add(self, fate: Fate, cell: Cell) -> None:
@@ -84,25 +88,74 @@ class _TooSlow(Exception):
 def sweep(cells: Sequence[Cell], settings: Settings, say: Callable[[str], None]) -> Outcome:
     """Run every cell that has no valid record yet and can end before the deadline."""
     records = Records.load(settings.results)
-    pace = Pace(settings.machine, records)
     pending = fewest(cell for cell in cells if records.get(cell.identity) is None)
     outcome = Outcome(done=[cell for cell in cells if records.get(cell.identity) is not None])
-    total = len(outcome.done) + len(pending)
-
-    def say_progress() -> None:
-        """Of the whole sweep: other processes run cells of this list, too."""
-        left = [cell for cell in pending if not _is_recorded(cell, settings)]
-        say(f"{total - len(left)} of {total} cells done, {_left(left, pace, settings)}")
-
-    say_progress()
-    for cell in pending:
-        with _claimed(settings.work / cell.folder) as mine:
-            fate = _attempt(cell, settings, pace, say) if mine else "waiting"
-        outcome.add(fate, cell)
-        if fate == "run":
-            say_progress()
+    hand = _Hand(pending, len(outcome.done), settings, Pace(settings.machine, records), say)
+    hand.say_progress()
+    fates = list(_fates(hand))
+    for index, (cell, fate) in enumerate(zip(pending, fates, strict=True)):
+        # Who had a cell a while ago may be through with it by now, or dead.
+        outcome.add(fate or hand.attempt(index) or "waiting", cell)
     say(str(outcome))
     return outcome
+
+
+def _fates(hand: "_Hand") -> Iterator[Fate | None]:
+    """What becomes of the cells, in this process or in several; None of one that another sweep has."""
+    num_workers = min(hand.settings.jobs, len(hand.pending))
+    if num_workers <= 1:
+        yield from map(hand.attempt, range(len(hand.pending)))
+        return
+    tasks = [
+        Task(f"ran {cell.folder}", "attempt_or_die", partial(tuple, [index])) for index, cell in enumerate(hand.pending)
+    ]
+    with closing(Workers(num_workers, daemon=False)) as workers:
+        workers.hold(hand.itself)
+        for cell, found in zip(hand.pending, workers.run(tasks), strict=True):
+            if isinstance(found, Died):
+                hand.say(f"{cell.folder} failed: {found.reason}")
+            yield "failed" if isinstance(found, Died) else found
+
+
+@dataclass(frozen=True)
+class _Hand:
+    """What cells are run by; each process has its own."""
+
+    pending: Sequence[Cell]
+    num_done: int  # beside them
+    settings: Settings
+    pace: Pace
+    say: Callable[[str], None]
+
+    def itself(self) -> "_Hand":
+        """For a worker, who gets a copy."""
+        return self
+
+    def say_progress(self) -> None:
+        """Of the whole sweep: other processes run cells of this list, too."""
+        left = [cell for cell in self.pending if not _is_recorded(cell, self.settings)]
+        total = self.num_done + len(self.pending)
+        time_left = f", {_left(left, self.pace, self.settings)}" if left else ""
+        self.say(f"{total - len(left)} of {total} cells done{time_left}")
+
+    def attempt(self, index: int) -> Fate | None:
+        """What becomes of one of the cells; None if another process has it."""
+        cell = self.pending[index]
+        with _claimed(self.settings.work / cell.folder) as mine:
+            fate = _attempt(cell, self.settings, self.pace, self.say) if mine else None
+        if fate == "run":
+            self.say_progress()
+        return fate
+
+    def attempt_or_die(self, index: int) -> Fate | None:
+        """The same in a worker: what nobody foresaw, such as a GPU out of memory, costs it and not the sweep."""
+        try:
+            return self.attempt(index)
+        except FedbatError:
+            raise
+        except Exception:
+            traceback.print_exc()
+            sys.exit(1)
 
 
 def _attempt(cell: Cell, settings: Settings, pace: Pace, say: Callable[[str], None]) -> Fate:
@@ -119,10 +172,11 @@ def _attempt(cell: Cell, settings: Settings, pace: Pace, say: Callable[[str], No
         if not _ends(cell, folder, settings, pace, say):
             say(f"{cell.folder} will not end in time; it can be continued")
             return "unfinished"
+        record = publish(load_record(folder), target)
     except FedbatError as error:
-        say(f"{cell.folder} failed: {error}")
+        begun = f"; to run the cell from its first round, remove {folder}" if is_begun(folder) else ""
+        say(f"{cell.folder} failed: {error}{begun}")
         return "failed"
-    record = publish(load_record(folder), target)
     rmtree(folder)
     pace.observe(record.configuration, record.seconds / len(record.lines))
     say(f"{cell.folder}: best {record.best:.2f} %, last ten {record.last10:.2f} %, {record.seconds:.0f} s")
@@ -197,14 +251,19 @@ def _is_recorded(cell: Cell, settings: Settings) -> bool:
 def _rounds_left(cell: Cell, settings: Settings) -> int:
     assert cell.experiment.rounds is not None
     folder = settings.work / cell.folder
-    return cell.experiment.rounds - (int(read_summary(folder)["rounds_done"]) if is_begun(folder) else 0)
+    try:
+        return cell.experiment.rounds - (int(read_summary(folder)["rounds_done"]) if is_begun(folder) else 0)
+    except (DataError, KeyError, TypeError, ValueError):  # which is told when the cell's turn comes
+        return cell.experiment.rounds
 
 
 def _left(cells: Sequence[Cell], pace: Pace, settings: Settings) -> str:
     times = [pace.seconds(cell.experiment, _rounds_left(cell, settings)) for cell in cells]
     known = [_START + seconds for seconds in times if seconds is not None]
-    unknown = "" if len(known) == len(times) else f" and {len(times) - len(known)} cells of unknown length"
-    return f"{_duration(sum(known) / settings.jobs)}{unknown} left"
+    unknown = len(times) - len(known)
+    parts = [_duration(sum(known) / settings.jobs)] if known else []
+    parts += [f"{unknown} cell{'' if unknown == 1 else 's'} of unknown length"] if unknown else []
+    return f"{' and '.join(parts)} left"
 
 
 def _duration(seconds: float) -> str:
