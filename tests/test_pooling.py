@@ -35,17 +35,30 @@ def test_the_exchange_changes_no_bit(memory_format, pool, inplace):
         native[1].bias[:4] -= 2  # whole windows that are not positive
     exchanged = copy.deepcopy(native)
     pool_first(exchanged)
-    assert "forward" in vars(exchanged[2]) and "forward" in vars(exchanged[3])
+    exchanged[2].forward = None  # nobody calls it
     pairs = zip(steps(exchanged, x, memory_format), steps(native, x, memory_format), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_what_others_use_or_watch_stays():
-    shared, watched = nn.ReLU(), nn.ReLU()
-    watched.register_forward_hook(lambda *_: None)
-    model = nn.Sequential(
-        nn.Sequential(shared, nn.MaxPool2d(2)), nn.Sequential(shared), nn.Sequential(watched, nn.MaxPool2d(2)),
-        nn.Sequential(nn.ReLU(), nn.MaxPool2d(2, return_indices=True)), nn.Sequential(nn.ReLU6(), nn.MaxPool2d(2)),
-    )  # fmt: skip
+def test_what_is_watched_stays_where_it_is():
+    x, seen = torch.randn(2, 3, 8, 8), []
+    model = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
+    model[0].register_forward_hook(lambda module, args, result: seen.append(result))
     pool_first(model)
-    assert not any("forward" in vars(module) for module in model.modules())
+    assert torch.equal(model(x), nn.MaxPool2d(2)(x.relu())) and torch.equal(seen[0], x.relu())
+
+
+@pytest.mark.parametrize("pair", [(nn.ReLU6(), nn.MaxPool2d(2)), (nn.ReLU(), nn.MaxPool2d(2, return_indices=True))])
+def test_other_layers_stay_where_they_are(pair):
+    model = nn.Sequential(*pair)
+    pool_first(model)
+    assert "forward" not in vars(model)
+
+
+def test_layers_that_are_called_by_themselves_are_what_they_were():
+    """As in models that keep what some layers give, or run a part of a Sequential."""
+    x = torch.randn(2, 3, 8, 8)
+    model = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    pool_first(model)
+    assert torch.equal(model[0](x), x.relu()) and torch.equal(model[:1](x), x.relu())
+    assert torch.equal(model[:2](x), model[1](x.relu())) and torch.equal(model(x), model[1](x.relu()).flatten(1))
