@@ -414,6 +414,22 @@ def test_base_method_is_fedavg(rng):
     assert torch.equal(seen, 2 * m)
 
 
+class Own(type(make_method("signsgd"))):
+    """A method from somebody's own module."""
+
+
+def test_a_method_of_ones_own_is_found_by_its_module():
+    method = make_method(f"{__name__}:Own", {"alpha": "0.5"})
+    assert type(method).__name__ == "Own" and method.alpha == 0.5
+    for name, reason in (
+        ("nowhere:Own", "No module"),
+        (f"{__name__}:Nobody", "Nobody"),
+        (f"{__name__}:math", "is no method"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            make_method(name)
+
+
 def test_defaults_are_the_papers():
     """Section 5.1, Appendix A.2; where it is silent, METHODS and the file headers."""
     assert {name: make_method(name).settings() for name in METHODS} == {

@@ -17,15 +17,17 @@ from fedbat.errors import ConfigError
 from fedbat.experiment import Experiment, prepare
 from fedbat.link import parse_link
 from fedbat.lock import locked
-from fedbat.methods import METHODS, make_method
+from fedbat.methods import METHODS, make_method, method_kind
 from fedbat.records import check_free, write_plan
 from fedbat.settings import setting_names
+
+_NAMES = f"{', '.join(METHODS)}, or your own as package.module:Class"
 
 
 @asks_for_experiment
 def run(
     *,
-    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "fedbat",
+    method: Annotated[str, typer.Option(help=f"One of {_NAMES}.")] = "fedbat",
     base: Experiment,
     settings: Settings = None,
     means: Means,
@@ -53,7 +55,7 @@ def run(
 @asks_for_experiment
 def compare(
     *,
-    methods: Annotated[str, typer.Option(help=f"Comma-separated, of {', '.join(METHODS)}.")] = "fedavg,fedbat,signsgd",
+    methods: Annotated[str, typer.Option(help=f"Comma-separated, of {_NAMES}.")] = "fedavg,fedbat,signsgd",
     down: Downs = FULL,
     base: Experiment,
     settings: Settings = None,
@@ -110,7 +112,7 @@ def _settings_by_method(names: list[str], settings: list[tuple[str, str]]) -> di
     found: dict[str, dict[str, str]] = {name: {} for name in names}
     for key, value in settings:
         method, dot, setting = key.rpartition(".")
-        takers = [method] if dot else [name for name in names if setting in setting_names(METHODS[name])]
+        takers = [method] if dot else [name for name in names if setting in setting_names(method_kind(name))]
         if not takers or takers[0] not in found:
             raise ConfigError(
                 f"--set {key}={value} fits none of the compared methods {', '.join(names)}; see `fedbat methods`"

@@ -18,11 +18,11 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from safetensors import SafetensorError
 
-from fedbat.errors import WireError
+from fedbat.errors import ConfigError, WireError
 from fedbat.following import Held
 from fedbat.layout import Role
 from fedbat.method import Method
-from fedbat.methods import make_method, method_name
+from fedbat.methods import METHODS, make_method, method_name
 from fedbat.settings import show
 from fedbat.streams import Tensors
 
@@ -129,9 +129,14 @@ class Orders:
         seed, training = cast(int, config["seed"]), cast(str, config["training"])
         if not training.isalnum():  # it becomes the name of a file on the node
             raise WireError(f"the training is named {training!r}, expected letters and digits; was it sent by fedbat?")
+        method = cast(str, config["method"])
+        if method not in METHODS:  # a server does not choose what a node imports
+            raise ConfigError(
+                f'method {method!r} is not registered here; set fedbat.METHODS["{method}"] in the ClientApp'
+            )
         return cls(
             round=cast(int, config["round"]),
-            method=make_method(cast(str, config["method"]), json.loads(cast(str, config["settings"]))),
+            method=make_method(method, json.loads(cast(str, config["settings"]))),
             roles=json.loads(cast(str, config["roles"])),
             seed=None if seed < 0 else seed,
             training=training,

@@ -1,6 +1,7 @@
 """Every method by name. To add one: write a file here and a line below."""
 
 from collections.abc import Mapping
+from importlib import import_module
 
 from fedbat.errors import ConfigError
 from fedbat.method import Method, check_method
@@ -35,11 +36,27 @@ METHODS: dict[str, type[Method]] = {
 }
 
 
+def method_kind(name: str) -> type[Method]:
+    """The class of a method by its name here, or by `package.module:Class`."""
+    if name in METHODS:
+        return METHODS[name]
+    choices = f"choose from {', '.join(METHODS)}, or name your own as package.module:Class"
+    module, colon, own = name.partition(":")
+    if not colon:
+        raise ConfigError(f"unknown method {name!r}; {choices}")
+    try:
+        kind = getattr(import_module(module), own)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"unknown method {name!r} ({error}); {choices}") from None
+    if not isinstance(kind, type) or not issubclass(kind, Method):
+        raise ConfigError(f"method {name!r} is no method; expected a subclass of fedbat.method.Method")
+    return kind
+
+
 def make_method(name: str, settings: Mapping[str, str] | None = None) -> Method:
     """The method with settings as text, such as {"rho": "6"}."""
-    if name not in METHODS:
-        raise ConfigError(f"unknown method {name!r}; choose from {', '.join(METHODS)}")
-    return METHODS[name](**parse_settings(METHODS[name], dict(settings or {})))
+    kind = method_kind(name)
+    return kind(**parse_settings(kind, dict(settings or {})))
 
 
 def method_name(method: Method) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedbat.downlink import FULL
-from fedbat.errors import DataError
-from fedbat.methods import METHODS
+from fedbat.errors import ConfigError, DataError
+from fedbat.methods import method_kind
 from fedbat.reproduce.record import Record, load_record
 from fedbat.settings import show
 from fedbat.storage import DRAFT
@@ -38,8 +38,10 @@ class Run:
     @property
     def changed(self) -> dict[str, Any]:
         """The method's settings that are not at their defaults."""
-        kind = METHODS.get(self.config["method"])
-        usual = kind().settings() if kind else {}
+        try:
+            usual = method_kind(self.config["method"])().settings()
+        except ConfigError:  # somebody else's method
+            usual = {}
         settings: Mapping[str, Any] = self.config["settings"]
         return {name: value for name, value in settings.items() if json.dumps(value) != json.dumps(usual.get(name))}
 

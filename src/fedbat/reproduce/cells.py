@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbat.experiment import Experiment
-from fedbat.methods import METHODS, make_method
+from fedbat.methods import make_method, method_kind
 from fedbat.settings import show
 
 _IN_THE_PATH = ("method", "settings", "dataset", "partition", "clients", "seed")
@@ -75,7 +75,7 @@ def fewest(cells: Iterable[Cell]) -> list[Cell]:
 def canonical(experiment: Experiment) -> Experiment:
     """The same with defaults written out, but of the method only the settings that are not at their defaults."""
     resolved = experiment.resolved()
-    kind, settings = METHODS[resolved.method], make_method(resolved.method, resolved.settings).settings()
+    kind, settings = method_kind(resolved.method), make_method(resolved.method, resolved.settings).settings()
     changed = {name: show(value) for name, value in settings.items() if value != kind().settings()[name]}
     return dataclasses.replace(resolved, settings=changed)
 
