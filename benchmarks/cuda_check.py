@@ -54,10 +54,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="parity,server,noise,ratio,time,free")
-    parser.add_argument(
-        "--runs", default="fmnist:iid,fmnist:dirichlet", help="of `time`: DATASET:PARTITION[:MODEL],..."
-    )
-    parser.add_argument("--free", default="fmnist:100,cifar10:20", help="of `free`: DATASET:ROUNDS[:MODEL],...")
+    aimed_at = "fmnist:iid,fmnist:dirichlet,cifar10:iid:resnet10-narrow,cifar10:iid:resnet10"
+    parser.add_argument("--runs", default=aimed_at, help="of `time`: DATASET:PARTITION[:MODEL],...")
+    free = "fmnist:100,cifar10:20:resnet10-narrow"
+    parser.add_argument("--free", default=free, help="of `free`: DATASET:ROUNDS[:MODEL],...")
     parser.add_argument(
         "--bf16", default="fmnist:labels-balanced,svhn:dirichlet", help="of `bf16`: DATASET:PARTITION[:MODEL],..."
     )

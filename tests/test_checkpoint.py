@@ -16,9 +16,10 @@ from statistics import median
 
 import pytest
 import torch
+from torch import nn
 
+from fedbat import layout_of, storage
 from fedbat import run as run_module
-from fedbat import storage
 from fedbat.checkpoint import Checkpoint
 from fedbat.engine.sequential import SequentialEngine
 from fedbat.errors import ConfigError, DataError
@@ -181,6 +182,24 @@ def test_a_process_that_died_at_the_very_end_leaves_nothing_for_long(uninterrupt
     (folder / "checkpoint" / "checkpoint.json").write_text("{}")
     assert "is finished already" in fedbat_here("resume", folder, check=0).stdout
     assert_same(folder, uninterrupted)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_another_model_and_a_lost_memory_are_told(method, tmp_path):
+    federation = prepare(dataclasses.replace(SMALL, method=method))
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        run(federation, folder, on_round=interrupt(2))
+    wider = nn.Sequential(nn.Flatten(), nn.Linear(784, 20), nn.Linear(20, 10))
+    other = dataclasses.replace(federation, model=wider, layout=layout_of(wider))
+    with pytest.raises(DataError, match=r"was run with another model: .* is .* there, .* here; restore the model"):
+        run(other, folder)
+    for path in (folder / "checkpoint").glob("memory-*"):
+        path.unlink()
+        with pytest.raises(DataError, match=f"cannot be read .{path.name} is not there"):
+            run(federation, folder)
+        break
+    assert (method == "ef-signsgd") == any((folder / "checkpoint").glob("memory-*"))
 
 
 def test_torn_and_stray_files_are_cut_and_removed(federation, uninterrupted, tmp_path):

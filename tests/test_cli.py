@@ -1,5 +1,6 @@
 """The command line as a person meets it: real folders, and real processes wherever something is run."""
 
+import errno
 import json
 import signal
 import subprocess
@@ -7,8 +8,10 @@ import time
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
+from fedbat.cli import _one_sentence_errors
 from fedbat.engine.workers import _Worker
 from tests.command import FAST, fedbat, process
 
@@ -86,22 +89,23 @@ def test_compare_sets_downlinks_side_by_side_and_prices_them(fedbat_here, tmp_pa
     assert "measured client by client" in again.stdout
 
 
-def interrupted(out, *args):
-    """Ctrl-C once a round is done; what was printed."""
+def interrupted(out, *args, by=signal.SIGINT):
+    """Ctrl-C, or another signal, once a round is done; what was printed."""
     running = subprocess.Popen(**process(*args, "--out", out), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     deadline = time.time() + 120
     # The first round is done for certain once the second is written.
     while not any(path.read_text().count("\n") > 1 for path in out.rglob("rounds.jsonl")) and time.time() < deadline:
         time.sleep(0.02)
-    running.send_signal(signal.SIGINT)
+    running.send_signal(by)
     printed, _ = running.communicate(timeout=60)
     assert running.returncode == 130 and "interrupted after" in printed and "Traceback" not in printed
     return printed
 
 
-def test_interrupt_leaves_a_valid_record_to_go_on_from(fedbat_here, tmp_path):
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_leaves_a_valid_record_to_go_on_from(by, fedbat_here, tmp_path):
     out = tmp_path / "run"
-    printed = interrupted(out, "run", *FAST, "--rounds", 15, "--engine", "sequential")
+    printed = interrupted(out, "run", *FAST, "--rounds", 15, "--engine", "sequential", by=by)
     summary = json.loads((out / "summary.json").read_text())
     lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     assert summary["status"] == "interrupted" and summary["rounds_done"] == len(lines) >= 1
@@ -149,6 +153,15 @@ class Stopping(nn.Linear):
 
 def stopping(shape, num_classes):
     return nn.Sequential(nn.Flatten(), Stopping(shape[0] * shape[1] * shape[2], num_classes))
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device", "x"), SafetensorError("I/O error")])
+def test_a_full_disk_is_told_in_one_sentence(error, capsys):
+    with pytest.raises(SystemExit, match="1"), _one_sentence_errors():
+        raise error
+    assert "No space left on device: 'x'; make room" in (found := capsys.readouterr().err) or "I/O error; make" in found
+    with pytest.raises(ConnectionError), _one_sentence_errors():
+        raise ConnectionResetError(errno.ECONNRESET, "is about no disk")
 
 
 def test_a_comparison_stopped_in_its_first_round_goes_on_with_its_engine(fedbat_here, tmp_path, monkeypatch):

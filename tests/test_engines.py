@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from torch import nn
 from fedbat import METHODS, Payload
 from fedbat.engine import CpuEngine, CudaEngine, SequentialEngine, make_engine
 from fedbat.engine.base import Lost, arithmetic
-from fedbat.engine.workers import Died, Workers, usable_cores
+from fedbat.engine.workers import Died, Task, Workers, usable_cores
 from fedbat.errors import ConfigError, FedbatError
 from fedbat.experiment import Experiment, prepare
 from fedbat.layout import layout_of
@@ -216,6 +217,18 @@ def test_cores_are_those_we_are_bound_to():
     code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
     code += "from fedbat.engine.workers import usable_cores; assert usable_cores() == 1"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_worker_that_dies_while_it_takes_anothers_place_is_replaced_too(caplog):
+    with closing(Workers(1)) as pool:
+        pool.hold(partial(list, "abc"))
+        count = [Task("counted", "count", partial(tuple, "b"))]
+        assert list(pool.run(count)) == [1]
+        (worker,) = pool._workers
+        worker.end()
+        worker.start()
+        worker.process.kill()
+        assert list(pool.run(count)) == [1] and "while it started; a new one takes its place" in caplog.text
 
 
 def test_a_client_whose_worker_dies_is_tried_again(workers, tmp_path, caplog):

@@ -61,6 +61,8 @@ class Checkpoint(NamedTuple):
                 public = Public(tensors["public"], int(about["num_bytes"]), versions)
             state = State(tensors["w"], Memories(folder, budget, saved), tensors["average"], public)
             named = {"checkpoint.json", index["w"], *(memory_file(number) for number in saved.values())}
+            if missing := named - {path.name for path in folder.iterdir()}:
+                raise FileNotFoundError(f"{min(missing)} is not there")
             for path in folder.iterdir():
                 if path.name not in named:  # left behind by a process that died
                     path.unlink()

@@ -137,4 +137,5 @@ class Method:
 def check_method(method: Method) -> None:
     """Refuse a class or a name."""
     if not isinstance(method, Method):
-        raise ConfigError(f"method is {method!r}, expected an instance such as fedbat.FedBAT()")
+        what = method if isinstance(method, type | str) else type(method)
+        raise ConfigError(f"method is {what!r}, expected an instance such as fedbat.FedBAT()")

@@ -96,9 +96,23 @@ def _check_same(federation: Federation, folder: Path) -> None:
         raise ConfigError(f"{folder} holds another run: {', '.join(other)}; name a new folder")
 
 
+def _check_model(federation: Federation, checkpoint: Checkpoint, folder: Path) -> None:
+    """A model of one's own may have changed under its name."""
+    found = {name: tuple(tensor.shape) for name, tensor in checkpoint.state.w.items()}
+    wanted = {entry.name: tuple(entry.shape) for entry in federation.layout}
+    if other := sorted(set(found.items()) ^ set(wanted.items())):
+        name, _ = other[0]
+        raise DataError(
+            f"{folder} was run with another model: {name} is {found.get(name, 'not')} there, {wanted.get(name, 'not')} "
+            "here; restore the model, or start the run anew in another folder"
+        )
+
+
 def _last_checkpoint(federation: Federation, record: RunRecord, place: Path, budget: float) -> Checkpoint:
     if has_checkpoint(place):
-        return Checkpoint.load(place, budget)
+        checkpoint = Checkpoint.load(place, budget)
+        _check_model(federation, checkpoint, record.folder)
+        return checkpoint
     if record.rounds:
         raise DataError(
             f"{record.folder} has {len(record.rounds)} rounds but no checkpoint to go on from; "

@@ -19,7 +19,7 @@ def check_range(name: str, value: float, low: float, high: float, hint: str, *, 
 def check_whole(name: str, value: int, low: int, high: int, hint: str) -> None:
     """Low <= value <= high, and nothing in between two of them."""
     if not isinstance(value, int) or not low <= value <= high:
-        raise ConfigError(f"{name}={value}, expected a whole number from {low} to {high}; {hint}")
+        raise ConfigError(f"{name}={value!r}, expected a whole number from {low} to {high}; {hint}")
 
 
 def check_choice(name: str, value: object, choices: Any) -> None:

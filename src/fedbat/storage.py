@@ -13,6 +13,7 @@ from fedbat.errors import ConfigError
 from fedbat.streams import Tensors
 
 DRAFT = ".draft"
+os.umask(_UMASK := os.umask(0))  # it cannot be asked for otherwise
 
 
 def make_folder(folder: Path) -> None:
@@ -30,6 +31,7 @@ def draft_of(path: Path) -> Iterator[Path]:
     """A file to write instead of `path`, which it replaces once it is complete."""
     draft = path.with_name(path.name + DRAFT)
     yield draft
+    draft.chmod(0o666 & ~_UMASK)  # safetensors' files are their owner's alone
     os.replace(draft, path)
 
 

@@ -1,6 +1,8 @@
 """The command line: parse, call, print."""
 
+import errno
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from safetensors import SafetensorError
 
 from fedbat.cli.listing import data_list, data_show, methods
 from fedbat.cli.options import console
@@ -19,6 +22,18 @@ from fedbat.cli.resume import resume
 from fedbat.cli.runs import compare, run
 from fedbat.errors import ConfigError, DataError, FedbatError
 from fedbat.provenance import package_version
+
+# Which of the system's errors are about the user's folders and disks, and not about a model's code.
+_STORAGE = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+}
 
 app = typer.Typer(
     help="Federated learning that sends one bit per weight.",
@@ -38,6 +53,7 @@ data_app.command("show")(data_show)
 def main() -> None:
     """Entry point: the user's mistakes end in one sentence, not in a traceback."""
     sys.path.insert(0, os.getcwd())  # so that --model finds a module of the folder one works in
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cluster's way of Ctrl-C: what is done is kept
     with _one_sentence_errors():
         app()
 
@@ -47,8 +63,17 @@ def _one_sentence_errors() -> Iterator[None]:
     try:
         yield
     except FedbatError as error:
-        Console(stderr=True).print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+        _print_error(str(error))
         sys.exit(2 if isinstance(error, ConfigError | DataError) else 1)
+    except (OSError, SafetensorError) as error:
+        if isinstance(error, OSError) and error.errno not in _STORAGE:
+            raise
+        _print_error(f"{error}; make room or name another place, and go on with a run by `fedbat resume FOLDER`")
+        sys.exit(1)
+
+
+def _print_error(text: str) -> None:
+    Console(stderr=True).print(f"[red]error:[/] {escape(text)}", soft_wrap=True, highlight=False)
 
 
 def _version(wanted: bool) -> None:

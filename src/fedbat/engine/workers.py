@@ -22,6 +22,7 @@ from fedbat.errors import FedbatError
 
 _LOG = logging.getLogger(__name__)
 _SPAWN = get_context("spawn")
+_STILLBORN = 3  # processes in a row may die while they start, in the place of one that was ready
 _WINDOW = 8  # tasks for each worker that may overtake each other; what is done early waits in memory
 
 
@@ -118,6 +119,8 @@ class _Worker:
 
     def __init__(self, number: int, daemon: bool) -> None:
         self.number, self.daemon = number, daemon
+        self.served = False  # whether any process under this number has been ready
+        self.stillborn = 0  # how many since then have not
         self.start()
 
     def start(self) -> None:
@@ -165,6 +168,7 @@ class _Worker:
             reply = self._bury()
         else:
             self.ready, self.index = True, None
+            self.served, self.stillborn = True, 0
         return index, reply
 
     def _bury(self) -> Died:
@@ -172,10 +176,13 @@ class _Worker:
         code = self.process.exitcode or 0
         died = f"{self} {f'died with signal {-code}' if code < 0 else f'ended with exit code {code}'}"
         if not self.ready:
-            raise FedbatError(
-                f"{died} while it started; a script that runs experiments in parallel needs "
-                'if __name__ == "__main__": around what it does, or use --engine sequential'
-            )
+            self.stillborn += 1
+            if not self.served or self.stillborn > _STILLBORN:
+                raise FedbatError(
+                    f"{died} while it started; a script that runs experiments in parallel needs "
+                    'if __name__ == "__main__": around what it does, or use --engine sequential'
+                )
+            _LOG.warning("%s while it started; a new one takes its place", died)
         self.end()
         self.start()
         return Died(died)
