@@ -222,7 +222,7 @@ def test_another_engine_goes_on_and_is_said_and_recorded(fedbat_here, tmp_path):
         (["compare", "--link", "up=10"], "--link is 'up=10', expected up=10,down=50 (Mbit/s)"),
         (["compare", "--target", "0.8"], "there is no --link to reach it on"),
         (["compare", "--link", "up=1,down=1", "--target", "80"], "--target is 80.0, expected an accuracy above 0"),
-        (["price", "nowhere", "--link", "up=1,down=1"], "holds no run"),
+        (["price", "nowhere", "--link", "up=1,down=1"], "does not exist; name a folder made by"),
         (["price", "nowhere"], "Missing option '--link'"),
         (["data", "show", "--out", "nowhere/p.png"], "does not exist"),
         (["data", "show", "--out", "p.foo"], "expected a file that ends in .png, .svg or .pdf"),
@@ -237,7 +237,7 @@ def test_another_engine_goes_on_and_is_said_and_recorded(fedbat_here, tmp_path):
         (["compare", "--partition", "dirichlet", "--labels", "2"], "drop it, or choose labels or labels-balanced"),
         (["data", "show", "--samples", "64"], "drop it, or choose virtual or virtual-iid"),
         (["resume", "."], "holds no run; name a folder made by `fedbat run` or `fedbat compare`"),
-        (["resume", "nowhere"], "holds no run"),
+        (["resume", "nowhere"], "does not exist; name a folder made by"),
         (["run", "--precision", "fp8"], "choose from fp32, tf32, bf16"),
     ],
 )

@@ -285,6 +285,15 @@ def test_a_model_that_cannot_travel_is_refused(workers):
         CpuEngine(troubled(lambda: None, 0), workers)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_such_a_model_is_trained_on_one_core_unless_more_were_asked_for(monkeypatch, caplog):
+    monkeypatch.setattr("fedbat.engine.usable_cores", lambda: 2)
+    federation = troubled(lambda: None, 0)
+    assert isinstance(make_engine(federation), SequentialEngine) and "one core is used" in caplog.text
+    with pytest.raises(ConfigError, match="cannot be sent"):
+        make_engine(federation, "cpu")
+
+
 def test_a_script_without_a_guard_is_told_so(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

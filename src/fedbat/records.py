@@ -183,7 +183,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _no_run(folder: Path) -> DataError:
-    return DataError(f"{folder} holds no run; name a folder made by `fedbat run` or `fedbat compare`")
+    what = "holds no run" if folder.exists() else "does not exist"
+    return DataError(f"{folder} {what}; name a folder made by `fedbat run` or `fedbat compare`")
 
 
 def run_folder(folder: Path, experiment: Experiment) -> Path:

@@ -1,6 +1,6 @@
 """What the commands that run something share: a live view beside the run, a table and a picture after it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -151,11 +151,8 @@ def _changes(record: RunRecord) -> list[str]:
         return []
     before, now = record.legs[-2:]
     lines = [f"going on with round {now['first_round']}"]
-    for what, old, new in (
-        ("engine", _engine(before), _engine(now)),
-        ("PyTorch", before["versions"]["torch"], now["versions"]["torch"]),
-    ):
-        if old != new:
+    for what, of in _SAME.items():
+        if (old := of(before)) != (new := of(now)):
             lines.append(f"{what} {new} instead of {old}: the results may differ from those of an uninterrupted run")
     return lines
 
@@ -163,3 +160,12 @@ def _changes(record: RunRecord) -> list[str]:
 def _engine(leg: Mapping[str, Any]) -> str:
     facts = leg["engine"] or {}
     return f"{facts.get('name')} ({facts.get('precision')})"
+
+
+_SAME: dict[str, Callable[[Mapping[str, Any]], str]] = {  # what bits depend on
+    "engine": _engine,
+    "PyTorch": lambda leg: str(leg["versions"]["torch"]),
+    "NumPy": lambda leg: str(leg["versions"]["numpy"]),
+    "fedbat": lambda leg: str(leg["versions"]["fedbat"]),
+    "revision": lambda leg: str(leg["git_revision"])[:12],
+}

@@ -1,17 +1,20 @@
 """Engines run the clients of a round; `sequential` is the specification of all others."""
 
+import logging
 from collections.abc import Callable
 from typing import NamedTuple, get_args
 
 import torch
 
 from fedbat.engine.base import Engine
-from fedbat.engine.cpu import CpuEngine
+from fedbat.engine.cpu import CannotTravelError, CpuEngine
 from fedbat.engine.cuda import CudaEngine, Precision
 from fedbat.engine.sequential import SequentialEngine
 from fedbat.engine.workers import Workers, usable_cores
 from fedbat.errors import ConfigError
 from fedbat.experiment import Federation
+
+_LOG = logging.getLogger(__name__)
 
 
 class Asked(NamedTuple):
@@ -43,7 +46,11 @@ def _cuda(federation: Federation, asked: Asked) -> Engine:
 def _auto(federation: Federation, asked: Asked) -> Engine:
     """The GPU where there is one, else the cores there are; --device cpu asks for the sequential engine there."""
     make = _sequential if asked.device == "cpu" else _cuda if torch.cuda.is_available() else _cpu
-    return make(federation, asked)
+    try:
+        return make(federation, asked)
+    except CannotTravelError as error:
+        _LOG.warning("one core is used: %s", error)
+        return _sequential(federation, asked)
 
 
 ENGINES: dict[str, Maker] = {"auto": _auto, "sequential": _sequential, "cpu": _cpu, "cuda": _cuda}

@@ -22,6 +22,10 @@ from fedbat.layout import Layout
 from fedbat.streams import Tensors
 
 
+class CannotTravelError(ConfigError):
+    """A model or method that no worker process can be given."""
+
+
 class CpuEngine:
     """Clients side by side, one core each; a client that costs two workers their life is lost to its round."""
 
@@ -119,7 +123,7 @@ def _pickled_without_data(federation: Federation) -> bytes:
     try:
         return pickle.dumps(private)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ConfigError(
+        raise CannotTravelError(
             f"the model or method cannot be sent to a worker process ({error}); define its classes and functions at "
             "the top level of a module, or use --engine sequential"
         ) from error

@@ -122,7 +122,8 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
     for root in folders:
         found = [path.parent for path in sorted(root.rglob("summary.json")) if path.parent.suffix != DRAFT]
         if not found:
-            raise DataError(f"{root} holds no run, nor does any folder below; name one made by `fedbat run` or compare")
+            what = "holds no run, nor does any folder below" if root.exists() else "does not exist"
+            raise DataError(f"{root} {what}; name a folder made by `fedbat run` or `fedbat compare`")
         for folder in found:
             if (place := folder.resolve()) not in seen:
                 seen.add(place)

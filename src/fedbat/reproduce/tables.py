@@ -161,8 +161,12 @@ class Book:
             if matches(row.point, only)
         ]
         if not found and not self.trials(name, seeds, only):
-            wanted = " ".join(f"{key}={values}" for key, values in only.items())
-            raise ConfigError(f"{name} has no cell with {wanted} seeds={seeds}; leave out a filter, or see its file")
+            wanted = [f"{key}={values}" for key, values in only.items()]
+            wanted += [] if seeds is None else [f"seeds={','.join(map(str, seeds))}"]
+            rows = [row for part in parts for row in self.tables[part.table].where(part.only)]
+            known = {key: dict.fromkeys(row.point[key] for row in rows if key in row.point) for key in only}
+            there = "; ".join(f"{key} is {', '.join(values)}" for key, values in known.items() if values)
+            raise ConfigError(f"{name} has no cell with {' '.join(wanted)}; {there or 'leave out a filter'}")
         return list({cell.identity: cell for cell in found}.values())
 
     def trials(self, name: str, seeds: Sequence[int] | None, only: Mapping[str, str]) -> list[Trial]:
