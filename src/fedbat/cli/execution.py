@@ -16,7 +16,7 @@ from fedbat.experiment import Federation
 from fedbat.records import RunRecord, is_begun, is_finished, run_folder, summarize
 from fedbat.run import run_recorded
 from fedbat.simulation import Round
-from fedbat.tracking import TensorBoard
+from fedbat.tracking import TensorBoard, check_board
 from fedbat.view import RunView, megabytes
 
 
@@ -86,11 +86,19 @@ def execute(
 
 
 def _tracker(means: Means, folder: Path, whole: Path | None) -> AbstractContextManager[TensorBoard | None]:
-    """In a folder called like the run's; a comparison's runs lie in one together."""
+    """In a folder called like the run's, unless that is another's; a comparison's runs lie in one together."""
     if means.tensorboard is None:
         return nullcontext()
     above = whole.resolve().name if whole else ""
-    return TensorBoard(means.tensorboard / above / folder.resolve().name)
+    board = means.tensorboard / above / folder.resolve().name
+    check_board(board, folder)
+    return TensorBoard(board)
+
+
+def check_trackers(federations: list[Federation], folder: Path, means: Means) -> None:
+    """Whether all runs of a comparison can be logged, told before the first begins."""
+    for federation in federations:
+        _tracker(means, run_folder(folder, federation.experiment), folder)
 
 
 def execute_all(federations: list[Federation], folder: Path, means: Means) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from fedbat.checkpoint import remove_checkpoint
-from fedbat.cli.execution import Means, execute, execute_all, print_table
+from fedbat.cli.execution import Means, check_trackers, execute, execute_all, print_table
 from fedbat.cli.options import Device, MemoryBudget, TensorBoardFolder, num_bytes, say
 from fedbat.engine import ENGINES, check_engine
 from fedbat.experiment import prepare
@@ -59,6 +59,7 @@ def resume(
     check_engine(means.engine, means.device, means.precision)
     if plan:
         federations = [prepare(experiment) for experiment in plan]
+        check_trackers(federations, folder, means)
         with locked(folder):
             return execute_all(federations, folder, means)
     federation = prepare(read_experiment(folder))
