@@ -51,6 +51,12 @@ class Run:
         return " ".join([self.config["method"], *(f"{name}={as_text(value)}" for name, value in changed.items())])
 
     @property
+    def unfinished(self) -> str | None:
+        """How far it is, if rounds are missing: 12 of 100 rounds."""
+        done, asked = len(self.record.lines), self.config["rounds"]
+        return None if done >= asked else f"{done} of {asked} rounds"
+
+    @property
     def device(self) -> str | None:
         """What computed it."""
         if not self.record.summary.get("engine"):
