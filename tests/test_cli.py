@@ -67,6 +67,8 @@ def test_compare_sets_downlinks_side_by_side_and_prices_them(fedbat_here, tmp_pa
     out, on = tmp_path / "out", ("--link", "up=1,down=8,compute=2x", "--target", "0.01")
     plan = ("--rounds", 3, "--methods", "fedavg,fedbat", "--down", "32,follow", "--average", 0.5)
     done = fedbat("compare", *FAST, *plan, *on, "--out", out, check=0)
+    progress = [line for line in done.stdout.splitlines() if " round " in line and " acc " in line]
+    assert len(progress) == 12 and len({line.index("round ") for line in progress}) == 1  # in one column
     folders = {"fedavg", "fedavg-down-follow", "fedbat", "fedbat-down-follow"}
     assert {path.name for path in out.iterdir() if path.is_dir()} == folders
     others = done.stdout.partition("last 10, %")[2].splitlines()[1:5]

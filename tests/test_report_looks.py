@@ -1,4 +1,4 @@
-"""On the page of `fedbat report`, no two curves of a group look alike and the labels of an axis do not overlap."""
+"""How runs are called, on the terminal and on the page of `fedbat report`, and what tells them apart there."""
 
 import json
 
@@ -8,7 +8,9 @@ from fedbat.engine.sequential import SequentialEngine
 from fedbat.experiment import Experiment, prepare
 from fedbat.report import find_runs, group_runs, render
 from fedbat.report.charts import styles_of
+from fedbat.report.runs import split_of
 from fedbat.run import run_recorded
+from fedbat.view import count
 from tests.test_report import SMALL, Reader, browse, needs_browser
 
 PROBE = """<script>
@@ -32,6 +34,24 @@ def runs_of(folder, **changes):
         federation = prepare(Experiment(**(SMALL | {name: value})))
         run_recorded(federation, SequentialEngine(federation), folder / str(value))
     return find_runs([folder])[0]
+
+
+def test_a_run_is_called_the_same_when_it_runs_and_when_it_is_read(tmp_path):
+    experiment = Experiment(settings={"rho": "4", "phi": "0.5", "bounds": "off"}, down="4", **(SMALL | {"rounds": 1}))
+    federation = prepare(experiment)
+    run_recorded(federation, SequentialEngine(federation), tmp_path)
+    (run,), _ = find_runs([tmp_path])
+    assert run.variant == experiment.variant == "fedbat rho=4 bounds=off down=4"  # phi is as always
+    assert Experiment(settings={"bounds": "1e-3,0.1"}).variant == "fedbat bounds=0.001,0.1"
+
+
+def test_a_split_names_its_setting_once_and_one_is_no_plural():
+    unused = {"beta": None, "labels": None, "samples": None}
+    assert split_of(unused | {"partition": "labels", "labels": 3}) == "labels=3"
+    assert split_of(unused | {"partition": "labels-balanced", "labels": 3}) == "labels-balanced labels=3"
+    assert split_of(unused | {"partition": "virtual", "beta": 0.3, "samples": 64}) == "virtual beta=0.3 samples=64"
+    assert split_of(unused | {"partition": "iid"}) == "iid"
+    assert [count(number, "run") for number in (0, 1, 1000)] == ["0 runs", "1 run", "1,000 runs"]
 
 
 @pytest.mark.parametrize("name", ["rounds", "epochs"])

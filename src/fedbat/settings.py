@@ -77,7 +77,7 @@ def parse_settings(kind: type, pairs: dict[str, str]) -> dict[str, Any]:
 
 def show(value: object) -> str:
     """A setting as it is written on the command line: short, but from its text comes the same value again."""
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):  # a list where it has been in JSON
         return ",".join(map(show, value))
     if value is None or isinstance(value, bool):
         return "on" if value else "off"

@@ -29,6 +29,7 @@ from fedbat.experiment import Experiment, prepare
 from fedbat.method import Method
 from fedbat.methods import METHODS, make_method
 from fedbat.settings import settings_of, show
+from fedbat.view import count
 
 
 def methods(
@@ -118,7 +119,7 @@ def data_show(
     data = federation.data
     counts = count_labels(federation.split, data.y_train.numpy(), data.spec.num_classes)
     shown = len(counts)
-    title = f"{clients:,} clients" if shown == clients else f"the first {shown:,} of {clients:,} clients"
+    title = count(clients, "client") if shown == clients else f"the first {shown:,} of {clients:,} clients"
     draw_partition(counts, f"{dataset}, {partition}, {title}", out)
     say(f"picture in {out}")
 

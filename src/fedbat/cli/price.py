@@ -74,7 +74,7 @@ def _print(priced: "PricedGroup", title: str, link: Link, usual: bool) -> None:
     why = " (99 % of the lowest best; --target sets another)" if usual else ""
     say(f"\n{title}: {link}")
     say(f"to {100 * priced.target:.2f} % accuracy{why}; then a mean round in seconds; best methods first")
-    table = new_table("run", "best %", "rounds", "traffic", "time", "a round", "down", "computing", "up")
+    table = new_table("run", "best %", "rounds", "traffic", "time", "a round", "down", "compute", "up")
     for run in priced.runs:
         times, costs = mean_times(run.times), run.costs
         reached = (str(costs.rounds), megabytes(costs.num_bytes), _seconds(costs.seconds)) if costs else ("–",) * 3

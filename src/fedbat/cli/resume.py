@@ -21,6 +21,7 @@ from fedbat.records import (
     read_summary,
     run_folder,
 )
+from fedbat.view import count
 
 EngineName = Annotated[str | None, typer.Option("--engine", help=f"One of {', '.join(ENGINES)}. Default: as before.")]
 PrecisionName = Annotated[str | None, typer.Option("--precision", help="Arithmetic of the layers. Default: as before.")]
@@ -47,7 +48,8 @@ def resume(
     if not plan and is_finished(folder):
         with suppress(OSError), locked(folder):  # unless it may only be read
             remove_checkpoint(folder / "checkpoint")  # in case the process died right before
-        return say(f"the run in {folder} is finished already: {read_summary(folder)['rounds_done']} rounds")
+        done = count(read_summary(folder)["rounds_done"], "round")
+        return say(f"the run in {folder} is finished already: {done}")
     asked = _asked(folder, runs)
     means = Means(
         engine or asked.get("asked", "auto"),
@@ -63,7 +65,7 @@ def resume(
         with locked(folder):
             return execute_all(federations, folder, means)
     federation = prepare(read_experiment(folder))
-    print_table({federation.experiment.label: execute(federation, folder, means)}, federation)
+    print_table({federation.experiment.variant: execute(federation, folder, means)}, federation)
     say(f"recorded in {folder}")
 
 

@@ -46,7 +46,7 @@ def run(
     check_free(folder)
     federation = prepare(experiment)
     finished = execute(federation, folder, means)
-    print_table({experiment.label: finished}, federation)
+    print_table({experiment.variant: finished}, federation)
     say(f"recorded in {folder}")
 
 
