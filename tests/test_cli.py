@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import signal
 import subprocess
 import time
@@ -13,6 +14,8 @@ from torch import nn
 
 from fedbat.cli import _one_sentence_errors
 from fedbat.engine.workers import _Worker
+from fedbat.methods import METHODS
+from fedbat.settings import settings_of
 from tests.command import FAST, fedbat, process
 
 
@@ -67,6 +70,8 @@ def test_compare_sets_downlinks_side_by_side_and_prices_them(fedbat_here, tmp_pa
     out, on = tmp_path / "out", ("--link", "up=1,down=8,compute=2x", "--target", "0.01")
     plan = ("--rounds", 3, "--methods", "fedavg,fedbat", "--down", "32,follow", "--average", 0.5)
     done = fedbat("compare", *FAST, *plan, *on, "--out", out, check=0)
+    progress = [line for line in done.stdout.splitlines() if " round " in line and " acc " in line]
+    assert len(progress) == 12 and len({line.index("round ") for line in progress}) == 1  # in one column
     folders = {"fedavg", "fedavg-down-follow", "fedbat", "fedbat-down-follow"}
     assert {path.name for path in out.iterdir() if path.is_dir()} == folders
     others = done.stdout.partition("last 10, %")[2].splitlines()[1:5]
@@ -270,7 +275,24 @@ def test_methods_and_data_and_version(fedbat_here, tmp_path):
     assert fedbat("--version", check=0).stdout.startswith("fedbat ")
 
 
-@pytest.mark.parametrize("command", [["run"], ["compare"], ["resume"], ["price"], ["data", "show"]])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_explained_with_every_setting(name, fedbat_here):
+    text = " ".join(fedbat_here("methods", name, check=0).stdout.split())
+    assert "arXiv" in text.split("--set")[0]
+    for setting in settings_of(METHODS[name]):
+        assert setting.meaning and f"{setting.name} {setting.default} " in text
+    assert "--set" in text or "It has no settings." in text
+
+
+def test_a_setting_is_explained_with_what_can_be_given(fedbat_here):
+    text = fedbat_here("methods", "fedbat", check=0).stdout
+    assert re.search(r"^sent +fresh +fresh or last +a new draw of S", text, re.M)
+    assert re.search(r"^bounds +0.0005,0.05 +number,number or off +of alpha", text, re.M)
+    assert "Where the paper and the authors' code" not in text
+    assert "unknown method 'fedbit'; choose from" in fedbat_here("methods", "fedbit", check=2).stderr
+
+
+@pytest.mark.parametrize("command", [["run"], ["compare"], ["resume"], ["price"], ["methods"], ["data", "show"]])
 def test_help_has_examples(command, fedbat_here):
     text = fedbat_here(*command, "--help", check=0).stdout
     assert "Example" in text and "fedbat " + " ".join(command) in text

@@ -78,6 +78,20 @@ def test_a_run_that_goes_on_is_told_whole_and_once(tmp_path, board_before):
     check(told(tmp_path / "board"), record.rounds)
 
 
+@pytest.mark.parametrize("command", [["run"], ["compare", "--methods", "fedavg,fedbat"]])
+def test_runs_of_the_same_name_do_not_erase_each_other(tmp_path, fedbat_here, command):
+    def call(where, **expected):
+        options = ["--rounds", 1, "--engine", "sequential", "--tensorboard", tmp_path / "board"]
+        return fedbat_here(*command, *FAST, *options, "--out", tmp_path / where / "r", **expected)
+
+    call("first", check=0)
+    refused = call("second", check=2).stderr
+    assert re.search(r"board/r\S* is the log of another run, \S*/first/r\S*; name another folder", refused)
+    assert not (tmp_path / "second").exists()
+    logged = tmp_path / "board" / "r" / ("" if command == ["run"] else "fedbat")
+    assert len(told(logged)["accuracy"]) == 1
+
+
 def test_without_tensorboard_the_way_to_it_is_told(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match=r"pip install 'fedbat\[tensorboard\]'"):
@@ -96,5 +110,6 @@ def test_example_of_the_docs_runs_as_written(tmp_path, monkeypatch):
     page = (Path(__file__).parent.parent / "docs" / "tracking.md").read_text()
     (code,) = re.findall(r"<!-- tests/test_tracking.py runs this -->\n```python\n(.*?)```", page, re.S)
     monkeypatch.chdir(tmp_path)
-    exec(code, {})
-    assert len(told(tmp_path / "board" / "mine")["accuracy"]) == 2
+    for _ in range(2):  # the second time the run is finished, and stays on the board
+        exec(code, {})
+        assert len(told(tmp_path / "board" / "mine")["accuracy"]) == 2

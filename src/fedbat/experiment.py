@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +16,10 @@ from fedbat.downlink import FULL, check_downlink
 from fedbat.errors import ConfigError
 from fedbat.layout import Layout, layout_of
 from fedbat.method import Method
-from fedbat.methods import make_method
+from fedbat.methods import make_method, method_kind
 from fedbat.models import INITS, build_model, default_init
 from fedbat.server import check_average
+from fedbat.settings import show
 from fedbat.streams import stream, stream_seed
 
 
@@ -30,6 +32,17 @@ WEIGHTS: dict[str, Callable[[int, int], int]] = {  # of a client, from its sampl
     "samples": lambda num_samples, batch_size: num_samples,  # p_k of the paper
     "batches": num_batches,  # the authors' code
 }
+
+
+def variant_of(method: str, settings: Mapping[str, Any], down: str) -> str:
+    """The method, its settings that are not at their defaults, and its downlink if it is not the usual one."""
+    try:
+        usual = method_kind(method)().settings()
+    except ConfigError:  # of a record: somebody else's method
+        usual = {}
+    changed = {name: value for name, value in settings.items() if json.dumps(value) != json.dumps(usual.get(name))}
+    changed |= {} if down == FULL else {"down": down}
+    return " ".join([method, *(f"{name}={show(value)}" for name, value in changed.items())])
 
 
 @dataclass(frozen=True)
@@ -89,6 +102,11 @@ class Experiment:
     def label(self) -> str:
         """What tells the runs of a comparison apart: fedbat down=4."""
         return self.method if self.down == FULL else f"{self.method} down={self.down}"
+
+    @property
+    def variant(self) -> str:
+        """What people are shown: fedbat rho=4 down=4."""
+        return variant_of(self.method, make_method(self.method, self.settings).settings(), self.down)
 
     def resolved(self) -> "Experiment":
         """The same experiment with every default written out."""

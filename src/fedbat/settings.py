@@ -2,7 +2,7 @@
 
 import dataclasses
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from fedbat.errors import ConfigError
 
@@ -33,6 +33,29 @@ def setting_names(kind: type) -> list[str]:
     return [field.name for field in dataclasses.fields(kind)]
 
 
+class Setting(NamedTuple):
+    """A hyper-parameter as a person reads it."""
+
+    name: str
+    default: str
+    values: str  # that can be given
+    meaning: str  # its annotation, if it has one: rho: Annotated[float, "pace of the step size"] = 6.0
+
+
+def settings_of(kind: type) -> list[Setting]:
+    """The hyper-parameters of a method's dataclass, explained."""
+    hints, marked = get_type_hints(kind), get_type_hints(kind, include_extras=True)
+    return [
+        Setting(
+            field.name,
+            show(field.default),
+            _values(hints[field.name]),
+            " ".join(marked[field.name].__metadata__) if get_origin(marked[field.name]) is Annotated else "",
+        )
+        for field in dataclasses.fields(kind)
+    ]
+
+
 def parse_settings(kind: type, pairs: dict[str, str]) -> dict[str, Any]:
     """Text values as the types of the dataclass's fields."""
     hints = get_type_hints(kind)
@@ -54,13 +77,25 @@ def parse_settings(kind: type, pairs: dict[str, str]) -> dict[str, Any]:
 
 def show(value: object) -> str:
     """A setting as it is written on the command line: short, but from its text comes the same value again."""
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):  # a list where it has been in JSON
         return ",".join(map(show, value))
     if value is None or isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, float) and float(short := f"{value:g}") == value:
         return short
     return str(value)
+
+
+def _values(hint: Any) -> str:
+    """What `_parse` takes for it."""
+    options = get_args(hint)
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join("off" if option is NoneType else _values(option) for option in options)
+    if get_origin(hint) is tuple:
+        return ",".join(map(_values, options))
+    if get_origin(hint) is Literal:
+        return " or ".join(map(str, options))
+    return {bool: "on or off", int: "whole number", float: "number"}.get(hint, "text")
 
 
 def _parse(name: str, text: str, hint: Any) -> Any:

@@ -6,6 +6,7 @@ each round. Nothing else of a run knows of it.
 
 import json
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -13,23 +14,34 @@ from typing import TYPE_CHECKING, Self
 from fedbat.errors import ConfigError
 from fedbat.records import RunRecord, summarize
 from fedbat.simulation import Round
+from fedbat.storage import write_text
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
+_OWNER = "run.txt"  # beside what is logged: the folder of the run
 
 
 class TensorBoard:
     """Writes the rounds of one run into a folder; runs in folders side by side are shown together."""
 
     def __init__(self, folder: Path) -> None:
-        # A run that goes on is told again from its first round; what was written before does not count.
-        self._writer = writer_class()(str(folder), purge_step=0)
-        self._sent = 0
+        self._folder, self._open, self._sent = folder, writer_class(), 0
+
+    @cached_property
+    def _writer(self) -> "SummaryWriter":
+        """Opened by the first thing told: a run that is finished tells nothing, and what it told before stays.
+
+        A run that goes on is told again from its first round; what was written before does not count.
+        """
+        return self._open(str(self._folder), purge_step=0)
 
     def begin(self, record: RunRecord) -> None:
         """The run starts, or goes on after the rounds it has."""
+        check_board(self._folder, record.folder)
         asked = json.dumps(summarize(record.federation, [])["config"], indent=2)
         self._writer.add_text("configuration", f"```json\n{asked}\n```", 0)
+        write_text(self._folder / _OWNER, f"{record.folder.resolve()}\n")
         for round_ in record.rounds:
             self.round(round_)
 
@@ -47,7 +59,15 @@ class TensorBoard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._writer.close()
+        if "_writer" in vars(self):
+            self._writer.close()
+
+
+def check_board(folder: Path, run: Path) -> None:
+    """Refuse a folder in which another run is logged: it would be lost."""
+    owner = folder / _OWNER
+    if owner.exists() and (other := owner.read_text().strip()) != str(run.resolve()):
+        raise ConfigError(f"{folder} is the log of another run, {other}; name another folder for TensorBoard")
 
 
 def writer_class() -> type["SummaryWriter"]:

@@ -20,6 +20,11 @@ def megabytes(num_bytes: float) -> str:
     return f"{value:.3g} MB" if value < 100 else f"{value:,.0f} MB"
 
 
+def count(number: int, what: str) -> str:
+    """1 run, 1,000 runs."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 class RunView:
     """Follows one run, client by client and round by round."""
 
@@ -66,7 +71,7 @@ class RunView:
         if not self.console.is_terminal:
             pace = (time.perf_counter() - self._start) / (done - self._before)
             left = pace * (self.num_rounds - done)
-            self.console.print(f"{self.label:<13}  {figures}  {left:.0f} s left", soft_wrap=True, highlight=False)
+            self.console.print(f"{self.label}  {figures}  {left:.0f} s left", soft_wrap=True, highlight=False)
 
     def __enter__(self) -> Self:
         self._progress.start()

@@ -16,8 +16,8 @@ from fedbat.experiment import Federation
 from fedbat.records import RunRecord, is_begun, is_finished, run_folder, summarize
 from fedbat.run import run_recorded
 from fedbat.simulation import Round
-from fedbat.tracking import TensorBoard
-from fedbat.view import RunView, megabytes
+from fedbat.tracking import TensorBoard, check_board
+from fedbat.view import RunView, count, megabytes
 
 
 class Means(NamedTuple):
@@ -36,15 +36,23 @@ class Means(NamedTuple):
 
 
 def execute(
-    federation: Federation, folder: Path, means: Means, whole: Path | None = None, workers: Workers | None = None
+    federation: Federation,
+    folder: Path,
+    means: Means,
+    whole: Path | None = None,
+    workers: Workers | None = None,
+    width: int = 0,
 ) -> list[Round]:
-    """Begin or continue a run with a live view; after Ctrl-C, `whole` (or the folder) is what to resume."""
+    """Begin or continue a run with a live view, its name as wide as the widest of a comparison.
+
+    After Ctrl-C, `whole` (or the folder) is what to resume.
+    """
     if is_begun(folder) and is_finished(folder):
         return RunRecord.read(folder, federation).rounds
     experiment = federation.experiment
     assert experiment.rounds is not None
     num_parameters = sum(p.numel() for p in federation.model.parameters())
-    view = RunView(console, experiment.label, experiment.rounds, experiment.per_round, num_parameters)
+    view = RunView(console, experiment.variant.ljust(width), experiment.rounds, experiment.per_round, num_parameters)
 
     def begin(record: RunRecord) -> None:
         for line in _changes(record):
@@ -78,7 +86,7 @@ def execute(
                 )
         except KeyboardInterrupt:
             where = f"recorded in {folder}" if view.num_done else "nothing recorded"
-            say(f"interrupted after {view.num_done} rounds, {where}")
+            say(f"interrupted after {count(view.num_done, 'round')}, {where}")
             if view.num_done or whole:
                 say(f"go on with: fedbat resume {whole or folder}")
             raise typer.Exit(INTERRUPTED) from None
@@ -86,11 +94,19 @@ def execute(
 
 
 def _tracker(means: Means, folder: Path, whole: Path | None) -> AbstractContextManager[TensorBoard | None]:
-    """In a folder called like the run's; a comparison's runs lie in one together."""
+    """In a folder called like the run's, unless that is another's; a comparison's runs lie in one together."""
     if means.tensorboard is None:
         return nullcontext()
     above = whole.resolve().name if whole else ""
-    return TensorBoard(means.tensorboard / above / folder.resolve().name)
+    board = means.tensorboard / above / folder.resolve().name
+    check_board(board, folder)
+    return TensorBoard(board)
+
+
+def check_trackers(federations: list[Federation], folder: Path, means: Means) -> None:
+    """Whether all runs of a comparison can be logged, told before the first begins."""
+    for federation in federations:
+        _tracker(means, run_folder(folder, federation.experiment), folder)
 
 
 def execute_all(federations: list[Federation], folder: Path, means: Means) -> None:
@@ -99,12 +115,14 @@ def execute_all(federations: list[Federation], folder: Path, means: Means) -> No
 
     done: dict[str, list[Round]] = {}
     curves: dict[str, Curve] = {}
+    width = max(len(federation.experiment.variant) for federation in federations)
     with closing(workers_for(federations[0])) as workers:  # handed on: to start them takes seconds
         for federation in federations:
             asked = federation.experiment
-            found = done[asked.label] = execute(federation, run_folder(folder, asked), means, folder, workers)
+            found = execute(federation, run_folder(folder, asked), means, folder, workers, width)
             columns = ([getattr(r, name) for r in found] for name in ("accuracy", "uplink_bytes", "downlink_bytes"))
-            curves[asked.label] = Curve(asked.method, *columns)
+            done[asked.variant] = found
+            curves[asked.variant] = Curve(asked.method, *columns)
     print_table(done, federation)
     picture = folder / "compare.png"
     split = f"{asked.partition}, {asked.per_round} of {asked.clients} clients a round, seed {asked.seed}"

@@ -1,6 +1,8 @@
 """`fedbat methods`, `fedbat data list` and `fedbat data show`."""
 
 import dataclasses
+import inspect
+import itertools
 from pathlib import Path
 from typing import Annotated
 
@@ -24,18 +26,45 @@ from fedbat.cli.options import (
 from fedbat.data import DATASETS, draw_partition
 from fedbat.data.picture import count_labels
 from fedbat.experiment import Experiment, prepare
-from fedbat.methods import METHODS
-from fedbat.settings import show
+from fedbat.method import Method
+from fedbat.methods import METHODS, make_method
+from fedbat.settings import settings_of, show
+from fedbat.view import count
 
 
-def methods() -> None:
-    """List the methods, what they send, and their hyper-parameters."""
+def methods(
+    name: Annotated[str | None, typer.Argument(help="A method to explain. Default: all are listed.")] = None,
+) -> None:
+    """List the methods, what they send, and their hyper-parameters; or explain one of them.
+
+    [bold]Example[/]
+
+      fedbat methods fedbat
+    """
+    if name is not None:
+        return _explain(type(make_method(name)))
     table = Table(box=None, pad_edge=False)
     for column in ("method", "what it does", "--set"):
         table.add_column(column, no_wrap=column == "method")
     for name, kind in METHODS.items():
         defaults = (f"{field.name}={show(field.default)}" for field in dataclasses.fields(kind))
         table.add_row(name, escape(_first_line(kind)), " ".join(defaults))
+    console.print(table)
+
+
+def _explain(kind: type[Method]) -> None:
+    """What its file says of it before it goes into details, and its settings one by one."""
+    paragraphs = (inspect.getdoc(inspect.getmodule(kind)) or "").split("\n\n")
+    for paragraph in itertools.takewhile(lambda text: "\n- " not in text, paragraphs):
+        console.print(escape(" ".join(paragraph.split())), "", sep="\n", highlight=False)
+    settings = settings_of(kind)
+    if not settings:
+        return say("It has no settings.")
+    table = Table(box=None, pad_edge=False)
+    for column in ("--set", "default", "values", "meaning"):
+        table.add_column(column, no_wrap=column in ("--set", "default"))
+    for setting in settings:
+        table.add_row(*map(escape, setting))
     console.print(table)
 
 
@@ -90,7 +119,7 @@ def data_show(
     data = federation.data
     counts = count_labels(federation.split, data.y_train.numpy(), data.spec.num_classes)
     shown = len(counts)
-    title = f"{clients:,} clients" if shown == clients else f"the first {shown:,} of {clients:,} clients"
+    title = count(clients, "client") if shown == clients else f"the first {shown:,} of {clients:,} clients"
     draw_partition(counts, f"{dataset}, {partition}, {title}", out)
     say(f"picture in {out}")
 

@@ -53,7 +53,7 @@ def check_target(target: float | None, link: str | None) -> None:
 
 def price_runs(folders: Sequence[Path], link: Link, target: float | None, out: Path | None) -> None:
     """Tables on the terminal; in the folder `out` also a file and a picture."""
-    from fedbat.plots import LinkCurve, LinkRow, draw_link
+    from fedbat.plots import LinkRow, draw_link
     from fedbat.report import group_runs, price_group, title_of
 
     groups = [price_group(group, link, target) for group in group_runs(readable_runs(folders))]
@@ -62,14 +62,7 @@ def price_runs(folders: Sequence[Path], link: Link, target: float | None, out: P
     if out is None:
         return
     make_folder(out)
-    rows = [
-        LinkRow(
-            title_of(priced.group),
-            priced.target,
-            {p.label: LinkCurve(p.run.config["method"], p.run.record.accuracy, p.times) for p in priced.runs},
-        )
-        for priced in groups
-    ]
+    rows = [LinkRow(title_of(priced.group), priced.target, priced.curves()) for priced in groups]
     draw_link(rows, str(link), out / "link.png")
     told = {"link": str(link), "groups": [priced.as_json() for priced in groups]}
     write_text(out / "link.json", json.dumps(told, indent=2) + "\n")
@@ -80,14 +73,18 @@ def _print(priced: "PricedGroup", title: str, link: Link, usual: bool) -> None:
     """Rounds, traffic and seconds are those to the target; the rest is the mean round."""
     why = " (99 % of the lowest best; --target sets another)" if usual else ""
     say(f"\n{title}: {link}")
-    say(f"to {100 * priced.target:.2f} % accuracy{why}; then the seconds of a mean round")
-    table = new_table("run", "rounds", "traffic", "time", "a round", "down", "computing", "up")
+    say(f"to {100 * priced.target:.2f} % accuracy{why}; then a mean round in seconds; best methods first")
+    table = new_table("run", "best %", "rounds", "traffic", "time", "a round", "down", "compute", "up")
     for run in priced.runs:
         times, costs = mean_times(run.times), run.costs
         reached = (str(costs.rounds), megabytes(costs.num_bytes), _seconds(costs.seconds)) if costs else ("–",) * 3
         parts = (times.total, times.down, times.computing, times.up)
-        table.add_row(run.label, *reached, *(f"{part:.3g}" for part in parts))
+        label = f"{run.label} ({run.run.unfinished})" if run.run.unfinished else run.label
+        table.add_row(label, f"{run.run.record.best:.2f}", *reached, *(f"{part:.3g}" for part in parts))
     console.print(table)
+    if not any(run.costs for run in priced.runs):
+        best = max(run.run.record.best for run in priced.runs)
+        say(f"none reaches {100 * priced.target:.2f} %, the best has {best:.2f} %; lower --target")
     for how in dict.fromkeys(run.computing for run in priced.runs) if link.seconds is None else ():
         say(f"computing: {how}; compute=10x or compute=SECONDS stands for clients that are slower")
 

@@ -9,7 +9,7 @@ import typer
 from fedbat.cli.options import check_file, say
 from fedbat.errors import DataError
 from fedbat.storage import write_text
-from fedbat.view import megabytes
+from fedbat.view import count, megabytes
 
 if TYPE_CHECKING:
     from fedbat.report import Run
@@ -38,7 +38,7 @@ def report(
 
     found = readable_runs(runs)
     write_text(out, render(found, title))
-    say(f"{len(found)} runs in {out}, {megabytes(out.stat().st_size)}")
+    say(f"{count(len(found), 'run')} in {out}, {megabytes(out.stat().st_size)}")
 
 
 def readable_runs(folders: Sequence[Path]) -> "list[Run]":

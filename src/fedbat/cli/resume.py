@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from fedbat.checkpoint import remove_checkpoint
-from fedbat.cli.execution import Means, execute, execute_all, print_table
+from fedbat.cli.execution import Means, check_trackers, execute, execute_all, print_table
 from fedbat.cli.options import Device, MemoryBudget, TensorBoardFolder, num_bytes, say
 from fedbat.engine import ENGINES, check_engine
 from fedbat.experiment import prepare
@@ -21,6 +21,7 @@ from fedbat.records import (
     read_summary,
     run_folder,
 )
+from fedbat.view import count
 
 EngineName = Annotated[str | None, typer.Option("--engine", help=f"One of {', '.join(ENGINES)}. Default: as before.")]
 PrecisionName = Annotated[str | None, typer.Option("--precision", help="Arithmetic of the layers. Default: as before.")]
@@ -47,7 +48,8 @@ def resume(
     if not plan and is_finished(folder):
         with suppress(OSError), locked(folder):  # unless it may only be read
             remove_checkpoint(folder / "checkpoint")  # in case the process died right before
-        return say(f"the run in {folder} is finished already: {read_summary(folder)['rounds_done']} rounds")
+        done = count(read_summary(folder)["rounds_done"], "round")
+        return say(f"the run in {folder} is finished already: {done}")
     asked = _asked(folder, runs)
     means = Means(
         engine or asked.get("asked", "auto"),
@@ -59,10 +61,11 @@ def resume(
     check_engine(means.engine, means.device, means.precision)
     if plan:
         federations = [prepare(experiment) for experiment in plan]
+        check_trackers(federations, folder, means)
         with locked(folder):
             return execute_all(federations, folder, means)
     federation = prepare(read_experiment(folder))
-    print_table({federation.experiment.label: execute(federation, folder, means)}, federation)
+    print_table({federation.experiment.variant: execute(federation, folder, means)}, federation)
     say(f"recorded in {folder}")
 
 

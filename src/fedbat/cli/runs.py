@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedbat.cli.asking import asks_for_experiment
-from fedbat.cli.execution import Means, execute, execute_all, print_table
+from fedbat.cli.execution import Means, check_trackers, execute, execute_all, print_table
 from fedbat.cli.options import LINK, Downs, Out, Settings, Target, pairs, say
 from fedbat.cli.price import check_target, price_runs
 from fedbat.downlink import FULL
@@ -48,7 +48,7 @@ def run(
     check_free(folder)
     federation = prepare(experiment)
     finished = execute(federation, folder, means)
-    print_table({experiment.label: finished}, federation)
+    print_table({experiment.variant: finished}, federation)
     say(f"recorded in {folder}")
 
 
@@ -94,6 +94,7 @@ def compare(
     folder = out or _default_folder(f"{base.dataset}-{base.partition}-compare")
     check_free(folder)
     federations = [prepare(experiment) for experiment in experiments]
+    check_trackers(federations, folder, means)
     with locked(folder):
         write_plan(folder, [federation.experiment for federation in federations], means.asked)
         execute_all(federations, folder, means)

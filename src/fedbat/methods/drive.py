@@ -14,7 +14,7 @@ Where we depart from the paper and its code:
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
@@ -34,7 +34,7 @@ Scale = Literal["unbiased", "mse"]
 class DRIVE(Method):
     """Signs after a random rotation: m_hat = S R^T sign(R m)."""
 
-    scale: Scale = "unbiased"
+    scale: Annotated[Scale, "of the signs: unbiased on average, or of the least error"] = "unbiased"
 
     kinds = (Kind(RotatedSigns),)
 

@@ -12,6 +12,7 @@ coordinates for rates in between, and codes the levels' entropy, which saves lit
 
 from dataclasses import dataclass
 from math import sqrt
+from typing import Annotated
 
 import torch
 
@@ -30,7 +31,7 @@ from fedbat.streams import Noise, Tensors
 class EDEN(Method):
     """The normal law's best `bits`-bit levels after a random rotation: m_hat = S R^T q(R m)."""
 
-    bits: int = 2
+    bits: Annotated[int, "for each weight, 1 to 4"] = 2
 
     def __post_init__(self) -> None:
         check_whole("bits", self.bits, 1, 4, "1 is unbiased DRIVE")

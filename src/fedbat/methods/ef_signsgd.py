@@ -10,7 +10,7 @@ As in Karimireddy et al. the step size is ||p||_1 / d of the corrected update p 
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from fedbat.binarize import mean_abs, sign_or_coin
 from fedbat.method import Local, Method
@@ -25,8 +25,8 @@ Scale = Literal["corrected", "update"]
 class EFSignSGD(Method):
     """Signs of m plus what earlier messages left out: p = m + e, m_hat = ||p||_1 / d sign(p), e <- p - m_hat."""
 
-    memory: bool = True
-    scale: Scale = "corrected"  # whose mean magnitude the step size is: that of m + e, or of m
+    memory: Annotated[bool, "of what earlier messages left out"] = True
+    scale: Annotated[Scale, "whose mean magnitude the step size is: that of m + e, or of m"] = "corrected"
 
     kinds = (Kind(Signs),)
 

@@ -26,7 +26,7 @@ Where we depart from both:
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import floor
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -57,12 +57,12 @@ _SHARES = {1: 1.0, 2: 0.53, 3: 0.33, 4: 0.19}  # c_b = alpha' / mean|m|
 class FedBAT(Method):
     """Learns the signs and their step size: min over (m, alpha) of F_k(w + S(m, alpha)), Eq. 5."""
 
-    rho: float = 6.0  # pace of the step size, Eq. 10
-    phi: float = 0.5  # share of the local steps that warm up without binarization
-    step: StepRule = "learned"  # fixed: rho = 0; inf-norm: the theorems' alpha = ||m||_inf, never bounded
-    bounds: tuple[float, float] | None = (5e-4, 5e-2)  # of alpha, for step = learned and fixed
-    sent: Sent = "fresh"  # which draw of S is sent
-    bits: int = 1  # a weight
+    rho: Annotated[float, "pace of the step size, Eq. 10"] = 6.0
+    phi: Annotated[float, "share of the local steps that warm up without binarization"] = 0.5
+    step: Annotated[StepRule, "fixed: rho = 0; inf-norm: the theorems' alpha = ||m||_inf, never bounded"] = "learned"
+    bounds: Annotated[tuple[float, float] | None, "of alpha, for step = learned and fixed"] = (5e-4, 5e-2)
+    sent: Annotated[Sent, "a new draw of S, or that of the last step"] = "fresh"
+    bits: Annotated[int, "for each weight, 1 to 4"] = 1
 
     noisy_forward: ClassVar[bool] = True
 

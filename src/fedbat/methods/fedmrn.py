@@ -15,7 +15,7 @@ Where we depart from the paper and its code (Leopold1423/fedmrn-mm24):
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -36,8 +36,8 @@ _HALF_WIDTH: dict[Mask, float] = {"binary": 0.01, "signed": 0.005}
 class FedMRN(Method):
     """Learns a one-bit mask over seeded noise: m_hat = n M."""
 
-    mask: Mask = "binary"
-    half_width: float | None = None  # of the noise; off: the paper's 0.01 for binary masks, 0.005 for signed ones
+    mask: Annotated[Mask, "of 0 and 1, or of -1 and +1"] = "binary"
+    half_width: Annotated[float | None, "of the noise; off: the paper's 0.01, for signed masks 0.005"] = None
 
     noisy_forward: ClassVar[bool] = True
     needs_progress: ClassVar[bool] = True

@@ -9,7 +9,7 @@ accuracies in the FedBAT paper's Table 5 are out of reach.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -29,8 +29,8 @@ _NORMS: dict[Norm, Callable[[Tensor], Tensor]] = {"max": inf_norm, "l2": torch.l
 class FedPAQ(Method):
     """Rounds m at random to `bits` bits: m_hat = ||m|| j / s with E[m_hat] = m."""
 
-    bits: int = 4
-    norm: Norm = "max"
+    bits: Annotated[int, "for each weight, 2 to 8"] = 4
+    norm: Annotated[Norm, "of a layer: what its levels are parts of"] = "max"
 
     def __post_init__(self) -> None:
         check_whole("bits", self.bits, 2, 8, "the paper uses 3 and 4; for one bit choose a sign method")

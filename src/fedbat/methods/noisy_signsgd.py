@@ -8,6 +8,7 @@ all sends step size 0.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
@@ -22,8 +23,8 @@ from fedbat.streams import Noise, Tensors
 class NoisySignSGD(Method):
     """Signs after Gaussian noise: m_hat = alpha sign(m + zeta), zeta ~ N(0, sigma^2)."""
 
-    alpha: float = 0.01
-    sigma: float = 0.01
+    alpha: Annotated[float, "step size"] = 0.01
+    sigma: Annotated[float, "the noise's standard deviation"] = 0.01
 
     kinds = (Kind(Signs),)
 

@@ -6,6 +6,7 @@ weight that never moves does not drift, and a layer that has not moved at all se
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from fedbat.binarize import moved, sign_or_coin
 from fedbat.method import Local, Method
@@ -18,7 +19,7 @@ from fedbat.streams import Noise, Tensors
 class SignSGD(Method):
     """Signs at one fixed step size: m_hat = alpha sign(m)."""
 
-    alpha: float = 0.001
+    alpha: Annotated[float, "step size"] = 0.001
 
     kinds = (Kind(Signs),)
 

@@ -9,7 +9,7 @@ which the papers leave open. A layer that has not moved sends step size 0.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -28,8 +28,8 @@ _NORMS: dict[Norm, Callable[[Tensor], Tensor]] = {"inf": inf_norm, "l2": torch.l
 class StocSignSGD(Method):
     """Signs after uniform noise: +1 with probability 1/2 + m / (2 B), B = ||m||."""
 
-    alpha: float | None = 0.01
-    norm: Norm = "inf"
+    alpha: Annotated[float | None, "step size; off: the norm B"] = 0.01
+    norm: Annotated[Norm, "B, of a layer: how wide the noise is"] = "inf"
 
     kinds = (Kind(Signs),)
 

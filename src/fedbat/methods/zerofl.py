@@ -15,7 +15,7 @@ Decisions where the papers are silent or differ:
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,12 +35,12 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class ZeroFL(Method):
     """Trains sparse (SWAT), sends the largest 1 - sparsity + extra of each layer."""
 
-    sparsity: float = 0.97
-    train_sparsity: float | None = None  # of local training and tests; off: the same; 0: dense, only uploads are pruned
-    extra: float = 0.0  # r_mask
-    variant: Variant = "weights-diff"  # what is sent, and by whose magnitude it is chosen
-    sparse_first_layer: bool = False
-    test_dense: bool = False
+    sparsity: Annotated[float, "share of a layer that is not sent"] = 0.97
+    train_sparsity: Annotated[float | None, "of training and tests; off: the same; 0: only uploads are pruned"] = None
+    extra: Annotated[float, "share that is sent beyond 1 - sparsity, r_mask"] = 0.0
+    variant: Annotated[Variant, "what is sent, and by whose magnitude it is chosen"] = "weights-diff"
+    sparse_first_layer: Annotated[bool, "train the first layer sparse, too"] = False
+    test_dense: Annotated[bool, "test with all weights"] = False
 
     kinds = (Kind(Sparse, None),)  # the parameter is how positions are coded
 

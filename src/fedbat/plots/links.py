@@ -6,21 +6,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator
+from matplotlib.ticker import FuncFormatter
 
 from fedbat.link import Times, mean_times
-from fedbat.plots.canvas import new_figure, plot_accuracy, save
+from fedbat.plots.canvas import log_ticks, new_figure, plot_accuracy, save
 from fedbat.plots.styles import INK, run_styles, zoom
 
 _PART_COLORS = {"latency": "#d5dbe1", "down": "#7fb0d8", "computing": "#9aa5b1", "up": "#173a5e", "server": "#e0b873"}
 
 
 class LinkCurve(NamedTuple):
-    """One run on a link, round by round."""
+    """One run on a link, or the mean of several, round by round."""
 
     method: str
     accuracy: Sequence[float]
     times: Sequence[Times]
+    note: str = ""  # beside its label
 
     def points(self) -> list[tuple[float, float]]:
         """Seconds since the start and accuracy in percent, of each round."""
@@ -44,10 +45,10 @@ class LinkRow(NamedTuple):
 def draw_link(rows: Sequence[LinkRow], title: str, path: Path) -> None:
     """Accuracy against the time on a link (logarithmic), and what its rounds are made of."""
     most = max(len(row.curves) for row in rows)
-    figure, fields = new_figure(13.5, (1.9 + max(2.3, 0.3 * most)) * len(rows), len(rows), 2)
+    figure, fields = new_figure(16, (1.9 + max(2.3, 0.3 * most)) * len(rows), len(rows), 2)
     for row, (left, right) in zip(rows, fields, strict=True):
         _race(left, row)
-        _bars(right, {label: mean_times(curve.times) for label, curve in row.curves.items()})
+        _bars(right, {label + curve.note: mean_times(curve.times) for label, curve in row.curves.items()})
     figure.suptitle(title, color=INK, fontsize=11)
     save(figure, [path])
 
@@ -57,20 +58,20 @@ def _race(axes: Axes, row: LinkRow) -> None:
     target, curves = 100 * row.target, row.curves.values()
     styles = run_styles({label: curve.method for label, curve in row.curves.items()})
     for label, curve in row.curves.items():
-        plot_accuracy(axes, [x for x, _ in curve.points()], curve.accuracy, label, styles[label])
+        plot_accuracy(axes, [x for x, _ in curve.points()], curve.accuracy, label + curve.note, styles[label])
         if (there := curve.first_from(target))[1] >= target:
             axes.plot(*there, "o", ms=9, mfc="none", color=styles[label].color)
     axes.axhline(target, color=INK, lw=0.8, ls=(0, (4, 4)), zorder=1)
-    axes.set(xlabel="seconds on the link so far", ylabel="test accuracy, %", xscale="log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.set(xlabel="seconds on the link so far (log)", ylabel="test accuracy, %", xscale="log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axes.minorticks_off()
     low, high = zoom([100 * value for value in curve.accuracy] for curve in curves)
     low = max(0.0, min(low, target - 10))
     axes.set_ylim(low, max(high, target + 2))
     axes.set_xlim(left=0.9 * min(curve.first_from(low)[0] for curve in curves))
+    log_ticks(axes.xaxis)
     axes.set_title(f"{row.title}; target {target:.2f} %", color=INK, fontsize=10)
-    axes.legend(frameon=False, fontsize=9, handlelength=3, loc="best")
+    axes.legend(frameon=False, fontsize=9, handlelength=4, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _bars(axes: Axes, rounds: Mapping[str, Times]) -> None:

@@ -6,8 +6,8 @@ const AXES = {
   accuracy: { title: { text: "accuracy, %" } },
   loss: { title: { text: "loss" }, type: "log", tickformat: "~g", nticks: 4 },
   round: { title: { text: "round" }, rangemode: "tozero" },
-  uplink: { title: { text: "bytes sent up by all clients so far" }, type: "log", tickformat: "~s", nticks: 5 },
-  traffic: { title: { text: "bytes sent up and down so far" }, type: "log", tickformat: "~s", nticks: 5 },
+  uplink: { title: { text: "bytes sent up by all clients so far" }, type: "log", tickformat: "~s" },
+  traffic: { title: { text: "bytes sent up and down so far" }, type: "log", tickformat: "~s" },
 };
 const FAMILY = getComputedStyle(document.body).fontFamily;
 const BASE = {
@@ -99,6 +99,13 @@ function arrows(curve, x, y, top) {
   };
 }
 
+/** Below some 1.5 decades Plotly would label every digit, one over the other, if it were given more. */
+function numTicks(curves, x) {
+  const values = curves.flatMap((curve) => curve[x]);
+  const decades = Math.log10(values.reduce((a, b) => Math.max(a, b)) / values.reduce((a, b) => Math.min(a, b)));
+  return decades < 1.6 ? 3 : 5;
+}
+
 /** One quantity of all curves of a group against rounds or bytes. */
 function drawCurves(chart, group) {
   const { x, y } = chart.dataset, top = y === "loss" ? group.loss_top : null;
@@ -106,7 +113,8 @@ function drawCurves(chart, group) {
     wanted(curve[y]) ? [{ type: "scatter", meta: index, visible: group.shown[index], ...make(curve, x, y, top) }] : []);
   const data = [...traces(band, ({ low }) => low), ...traces(line), ...traces(arrows, () => top)];
   const yaxis = axis({ ...AXES[y], ...(top && { autorangeoptions: { clipmax: top } }) });
-  const layout = { ...BASE, xaxis: axis(AXES[x]), yaxis };
+  const xaxis = axis({ ...AXES[x], ...(AXES[x].type === "log" && { nticks: numTicks(group.curves, x) }) });
+  const layout = { ...BASE, xaxis, yaxis };
   return Plotly.newPlot(chart, data, layout, CONFIG);
 }
 

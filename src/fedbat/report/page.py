@@ -15,6 +15,7 @@ from fedbat.report.charts import Style, group_data, styles_of
 from fedbat.report.holdings import Holdings, holdings_of
 from fedbat.report.runs import Group, Run, Series, as_text, flag, group_runs, split_of, title_of
 from fedbat.report.table import overview
+from fedbat.view import count
 
 _CHARTS = (
     ("accuracy", "round", "Test accuracy by round"),
@@ -25,9 +26,9 @@ _CHARTS = (
     ("loss", "traffic", "Test loss by bytes sent up and down"),
 )
 _SHARED = (
-    ("per_round", "{} clients a round"),
-    ("rounds", "{} rounds"),
-    ("epochs", "{} local epochs"),
+    ("per_round", "{} client{s} a round"),
+    ("rounds", "{} round{s}"),
+    ("epochs", "{} local epoch{s}"),
     ("batch_size", "batch size {}"),
     ("lr", "learning rate {}"),
     ("model", "model {}"),
@@ -78,16 +79,12 @@ def _part(name: str) -> str:
 def _summary(groups: Sequence[Group]) -> str:
     runs = [run for group in groups for run in group.runs]
     counts = (
-        _count(len({run.config["method"] for run in runs}), "method"),
-        _count(len({run.config["dataset"] for run in runs}), "data set"),
-        _count(len({(run.config["dataset"], split_of(run.config)) for run in runs}), "split"),
-        _count(sum(len(run.record.lines) for run in runs), "round"),
+        count(len({run.config["method"] for run in runs}), "method"),
+        count(len({run.config["dataset"] for run in runs}), "data set"),
+        count(len({(run.config["dataset"], split_of(run.config)) for run in runs}), "split"),
+        count(sum(len(run.record.lines) for run in runs), "round"),
     )
-    return f"{_count(len(runs), 'run')}: {', '.join(counts)}."
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    return f"{count(len(runs), 'run')}: {', '.join(counts)}."
 
 
 def _contents(groups: Sequence[Group]) -> str:
@@ -95,7 +92,7 @@ def _contents(groups: Sequence[Group]) -> str:
     if len(groups) == 1:
         return ""
     links = (
-        f'<a href="#group-{number}">{html.escape(title_of(group))}</a> <small>{_count(len(group.runs), "run")}</small>'
+        f'<a href="#group-{number}">{html.escape(title_of(group))}</a> <small>{count(len(group.runs), "run")}</small>'
         for number, group in enumerate(groups)
     )
     return f"<nav><ul>{''.join(f'<li>{link}</li>' for link in links)}</ul></nav>"
@@ -104,7 +101,8 @@ def _contents(groups: Sequence[Group]) -> str:
 def _section(
     number: int, group: Group, holdings: Holdings | str, anchors: Mapping[Run, str], styles: Mapping[Run, Style]
 ) -> str:
-    facts = [text.format(as_text(group.config.get(name))) for name, text in _SHARED if name not in group.varying]
+    shared = ((text, group.config.get(name)) for name, text in _SHARED if name not in group.varying)
+    facts = [text.format(as_text(value), s="" if value == 1 else "s") for text, value in shared]
     switches = (
         f'<button type="button" aria-pressed="true">{styles[series.runs[0]].sample}{_switch(series)}</button>'
         for series in group.series

@@ -1,10 +1,13 @@
 """What the runs of a group take on a link until they reach an accuracy that is the same for all of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from statistics import fmean
 from typing import Any
 
 from fedbat.link import Costs, Link, Times, costs_to, is_measured, mean_times, price, usual_target
+from fedbat.plots import LinkCurve
 from fedbat.report.runs import Group, Run, title_of
 
 
@@ -30,6 +33,7 @@ class Priced:
         return {
             "run": self.label,
             "recorded_in": self.run.name,
+            "unfinished": self.run.unfinished,
             "best_accuracy": self.run.record.best / 100,
             "total_bytes_per_client_round": self.run.record.total_bytes,
             "to_target": to_target,
@@ -44,7 +48,12 @@ class PricedGroup:
 
     group: Group
     target: float
-    runs: list[Priced]
+    runs: list[Priced]  # those of the best methods first
+
+    def curves(self) -> dict[str, LinkCurve]:
+        """By label, runs that differ in nothing but their seeds as one."""
+        priced = dict(zip(self.group.runs, self.runs, strict=True))
+        return {label: _mean_curve([priced[run] for run in runs]) for label, runs in self.group.series}
 
     def as_json(self) -> dict[str, Any]:
         """For a file."""
@@ -63,3 +72,17 @@ def _priced(group: Group, link: Link, target: float) -> Iterable[Priced]:
     for run, label in zip(group.runs, group.labels, strict=True):
         times = price(run.record.lines, link)
         yield Priced(run, label, times, costs_to(target, run.record.lines, times))
+
+
+def _mean_curve(seeds: Sequence[Priced]) -> LinkCurve:
+    """Round by round, over the runs that have come so far."""
+    lines = zip_longest(*(zip(priced.run.record.accuracy, priced.times, strict=True) for priced in seeds))
+    rounds = [tuple(zip(*filter(None, line), strict=True)) for line in lines]
+    notes = [f"{len(seeds)} seeds"] if len(seeds) > 1 else []
+    notes += dict.fromkeys(priced.run.unfinished for priced in seeds if priced.run.unfinished)
+    return LinkCurve(
+        seeds[0].run.config["method"],
+        [fmean(accuracies) for accuracies, _ in rounds],
+        [mean_times(times) for _, times in rounds],
+        f" ({', '.join(notes)})" if notes else "",
+    )

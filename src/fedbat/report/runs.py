@@ -1,6 +1,5 @@
 """Which runs there are, what tells them apart, and which belong together: those on the same clients."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,11 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedbat.downlink import FULL
-from fedbat.errors import ConfigError, DataError
-from fedbat.methods import method_kind
+from fedbat.errors import DataError
+from fedbat.experiment import variant_of
 from fedbat.reproduce.record import Record, load_record
 from fedbat.settings import show
 from fedbat.storage import DRAFT
+from fedbat.view import count
 
 SPLIT = ("dataset", "partition", "beta", "labels", "samples", "clients", "partition_seed")  # who holds what
 _NEVER_IN_A_LABEL = (*SPLIT, "method", "settings", "down")  # the last three are in the variant
@@ -36,21 +36,15 @@ class Run:
             return {**summary["config"], "settings": summary["method_settings"]}
 
     @property
-    def changed(self) -> dict[str, Any]:
-        """The method's settings that are not at their defaults."""
-        try:
-            usual = method_kind(self.config["method"])().settings()
-        except ConfigError:  # somebody else's method
-            usual = {}
-        settings: Mapping[str, Any] = self.config["settings"]
-        return {name: value for name, value in settings.items() if json.dumps(value) != json.dumps(usual.get(name))}
+    def variant(self) -> str:
+        """As in `Experiment`: fedbat rho=2 down=4."""
+        return variant_of(self.config["method"], self.config["settings"], self.config.get("down", FULL))
 
     @property
-    def variant(self) -> str:
-        """The method, its changed settings and its downlink if it is not the usual one: fedbat rho=2 down=4."""
-        down = self.config.get("down", FULL)
-        changed = self.changed | ({} if down == FULL else {"down": down})
-        return " ".join([self.config["method"], *(f"{name}={as_text(value)}" for name, value in changed.items())])
+    def unfinished(self) -> str | None:
+        """How far it is, if rounds are missing: 12 of 100 rounds."""
+        done, asked = len(self.record.lines), self.config["rounds"]
+        return None if done >= asked else f"{done} of {asked} rounds"
 
     @property
     def device(self) -> str | None:
@@ -152,20 +146,20 @@ def _best_first(runs: Sequence[Run]) -> list[Run]:
 
 
 def split_of(config: Mapping[str, Any]) -> str:
-    """How the data was dealt out: dirichlet beta=0.3."""
-    used = (name for name in ("beta", "labels", "samples") if config.get(name) is not None)
-    return " ".join([config["partition"], *(f"{name}={as_text(config[name])}" for name in used)])
+    """How the data was dealt out: dirichlet beta=0.3, labels=3."""
+    kind = config["partition"]
+    used = {name: config[name] for name in ("beta", "labels", "samples") if config.get(name) is not None}
+    named = [f"{name}={as_text(value)}" for name, value in used.items()]
+    return " ".join(named if kind in used else [kind, *named])
 
 
 def title_of(group: Group) -> str:
     """What all its runs are on."""
-    return f"{group.config['dataset']}, {split_of(group.config)}, {group.config['clients']:,} clients"
+    return f"{group.config['dataset']}, {split_of(group.config)}, {count(group.config['clients'], 'client')}"
 
 
 def as_text(value: Any) -> str:
     """A value of a configuration, as on the command line."""
-    if isinstance(value, list):
-        return ",".join(map(as_text, value))
     return "none" if value is None else show(value)
 
 
