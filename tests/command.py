@@ -37,6 +37,7 @@ class Here:
     def __init__(self, monkeypatch, capsys):
         self._monkeypatch, self._capsys = monkeypatch, capsys
         monkeypatch.setenv("COLUMNS", ENVIRONMENT["COLUMNS"])
+        monkeypatch.setattr("fedbat.cli.options.console._width", None)  # what the first import found
         monkeypatch.setattr(sys, "path", [*sys.path])  # `main` puts the current folder before it
 
     def __call__(self, *args, check=None):

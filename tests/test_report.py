@@ -202,7 +202,7 @@ def test_unfinished_runs_are_shown_as_far_as_they_are(folder, tmp_path):
     assert [run.name for run in runs] == [f"{tmp_path.name}/begun"]
     assert Reader(render(runs, "x")).table["fedavg running"]["rounds"] == "2"
     assert len(faults) == 2 and "no round yet" in faults[0] and "is not a record" in faults[1]
-    with pytest.raises(DataError, match="holds no run"):
+    with pytest.raises(DataError, match="does not exist"):
         find_runs([tmp_path / "nowhere"])
 
 
