@@ -143,9 +143,8 @@ def _where_inside(m: Tensor, limit: Tensor, grad: Tensor) -> Tensor:
     """`grad` where |m| <= limit, else 0."""
     if m.device.type != "cpu":
         return m.abs().le_(limit).mul_(grad)
-    edge = _beyond(
-        limit
-    )  # what clipping to +-edge makes of grad: one pass, but a GPU would have to wait for the number
+    # What clipping to +-edge makes of grad: one pass, but a GPU would have to wait for the number.
+    edge = _beyond(limit)
     clipped: Tensor = torch.ops.aten.hardtanh_backward.default(grad, m, -edge, edge)
     return clipped
 

@@ -1,12 +1,24 @@
-"""Hyper-parameters from text ("rho=6"), and the checks their dataclasses make at construction."""
+"""What users write as text: hyper-parameters ("rho=6"), the checks their dataclasses make, and classes of their own."""
 
 import dataclasses
+from importlib import import_module
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from fedbat.errors import ConfigError
 
 _BOOLEANS = {"on": True, "true": True, "off": False, "false": False}
+
+
+def imported(name: str) -> Any:
+    """What `package.module:name` stands for; ImportError says why there is no such thing."""
+    module, colon, own = name.partition(":")
+    if not colon:
+        raise ImportError("nothing after a ':'")
+    try:
+        return getattr(import_module(module), own)
+    except (AttributeError, ValueError) as error:
+        raise ImportError(error) from None
 
 
 def check_range(name: str, value: float, low: float, high: float, hint: str, *, open_low: bool = False) -> None:

@@ -20,12 +20,12 @@ def pool_first(model: nn.Module) -> None:
 
 def _forward(sequence: nn.Sequential, x: Tensor) -> Tensor:
     """nn.Sequential's, with such pairs the other way round."""
-    relu: nn.Module | None = None  # left for after the pooling
+    relu_is_due = False
     for module, following in pairwise([*sequence, None]):
         if following is not None and _may_change_places(module, following):
-            relu = module
-        elif relu is not None:
-            x, relu = torch.relu_(module(x)), None  # in place: pooling needs its input, not its result
+            relu_is_due = True
+        elif relu_is_due:
+            x, relu_is_due = torch.relu_(module(x)), False  # in place: pooling needs its input, not its result
         else:
             x = module(x)
     return x

@@ -19,7 +19,7 @@ from fedbat.engine.small_convs import multiply_less
 from fedbat.experiment import Federation
 from fedbat.layout import tensors_of
 from fedbat.streams import Tensors, UniformNoise, stream, stream_seed
-from fedbat.training import begin
+from fedbat.training import begin, wide
 
 _TEST_BATCH = 500
 
@@ -81,9 +81,8 @@ class SequentialEngine:
     def __init__(self, federation: Federation, device: torch.device | str = "cpu", half: bool = False) -> None:
         torch.set_num_threads(1)
         keep_freed_memory()
-        torch.optim.SGD(
-            [torch.zeros(1, requires_grad=True)]
-        ).step()  # half of PyTorch comes with it, on no client's time
+        # The first optimizer imports half of PyTorch: here, and not on the first client's time.
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)]).step()
         self.federation, self.device = federation, torch.device(device)
         self._autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=half)
         # channels_last is a third faster on CPUs, slower on GPUs in fp32, and changes no result beyond rounding.
@@ -167,7 +166,7 @@ class SequentialEngine:
         self.model.eval()
         x, y = self._normalized(data.x_test[rows], data.spec.test_mean, data.spec.test_std), data.y_test[rows]
         with self._autocast:
-            logits = self.model(x).float()
+            logits = wide(self.model(x))
         return Score(int((logits.argmax(1) == y).sum()), float(F.cross_entropy(logits, y, reduction="sum")))
 
     def _batches(self, round_: int, client: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,7 +1,6 @@
 """Every method by name. To add one: write a file here and a line below."""
 
 from collections.abc import Mapping
-from importlib import import_module
 
 from fedbat.errors import ConfigError
 from fedbat.method import Method, check_method
@@ -17,7 +16,7 @@ from fedbat.methods.noisy_signsgd import NoisySignSGD
 from fedbat.methods.signsgd import SignSGD
 from fedbat.methods.stoc_signsgd import StocSignSGD
 from fedbat.methods.zerofl import ZeroFL
-from fedbat.settings import parse_settings
+from fedbat.settings import imported, parse_settings
 
 METHODS: dict[str, type[Method]] = {
     "bifl": BiFL,
@@ -41,12 +40,11 @@ def method_kind(name: str) -> type[Method]:
     if name in METHODS:
         return METHODS[name]
     choices = f"choose from {', '.join(METHODS)}, or name your own as package.module:Class"
-    module, colon, own = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise ConfigError(f"unknown method {name!r}; {choices}")
     try:
-        kind = getattr(import_module(module), own)
-    except (ImportError, AttributeError, ValueError) as error:
+        kind = imported(name)
+    except ImportError as error:
         raise ConfigError(f"unknown method {name!r} ({error}); {choices}") from None
     if not isinstance(kind, type) or not issubclass(kind, Method):
         raise ConfigError(f"method {name!r} is no method; expected a subclass of fedbat.method.Method")

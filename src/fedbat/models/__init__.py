@@ -1,7 +1,6 @@
 """The paper's models by name, and anyone's by `package.module:function`."""
 
 from collections.abc import Callable
-from importlib import import_module
 
 import torch
 from torch import nn
@@ -9,6 +8,7 @@ from torch import nn
 from fedbat.errors import ConfigError
 from fedbat.models.cnn import cnn
 from fedbat.models.resnet import resnet10, resnet10_narrow
+from fedbat.settings import imported
 
 Builder = Callable[[tuple[int, int, int], int], nn.Module]
 
@@ -62,12 +62,9 @@ def _built(name: str, builder: Builder, shape: tuple[int, int, int], num_classes
 
 
 def _import(name: str) -> Builder:
-    module, colon, function = name.partition(":")
     try:
-        if not colon:
-            raise ImportError("no function after a ':'")
-        builder: Builder = getattr(import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
+        builder: Builder = imported(name)
+    except ImportError as error:
         raise ConfigError(
             f"unknown model {name!r} ({error}); choose from {', '.join(MODELS)}, or name your own function as "
             "package.module:function, which is called with (channels, height, width) and num_classes"
