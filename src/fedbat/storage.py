@@ -42,24 +42,30 @@ def write_text(path: Path, text: str) -> None:
 
 
 def save_tensors(path: Path, tensors: Tensors) -> None:
-    """Values and memory formats: a sum over a tensor in another format may differ in its last bit."""
+    """Values, memory formats (a sum over a tensor in another may differ in its last bit) and the tensors' order."""
     orders = {name: _order(tensor) for name, tensor in tensors.items()}
     stored = {name: tensor.permute(orders[name]).contiguous() for name, tensor in tensors.items()}
+    told = {name: f"{place};{','.join(map(str, order))}" for place, (name, order) in enumerate(orders.items())}
     with draft_of(path) as draft:
-        save_file(stored, str(draft), {name: ",".join(map(str, order)) for name, order in orders.items()})
+        save_file(stored, str(draft), told)
 
 
 def load_tensors(path: Path) -> Tensors:
-    """What was saved, bit for bit, in the same memory formats."""
+    """What was saved, bit for bit, in the same memory formats and order."""
     with safe_open(str(path), "pt") as file:
-        orders = {name: [int(dim) for dim in text.split(",") if dim] for name, text in file.metadata().items()}
-        return {name: _reordered(file.get_tensor(name), order) for name, order in orders.items()}
+        told = {name: text.rpartition(";") for name, text in file.metadata().items()}
+        names = sorted(told, key=lambda name: int(told[name][0] or 0))  # the first files had no place
+        return {name: _reordered(file.get_tensor(name), _dims(told[name][2])) for name in names}
 
 
 def _order(tensor: Tensor) -> list[int]:
     """The dimensions from the widest stride to the narrowest."""
     strides = tensor.stride()
     return sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
+
+
+def _dims(text: str) -> list[int]:
+    return [int(dim) for dim in text.split(",") if dim]
 
 
 def _reordered(stored: Tensor, order: list[int]) -> Tensor:
