@@ -20,7 +20,7 @@ from tests.flower_world import NUM_CLIENTS, SIZES, World, base, compressed, make
 
 def replaced(reply, data):
     key = next(iter(reply.content.array_records))
-    reply.content[key] = packed(UPLOAD, data)
+    reply.content[key] = packed({UPLOAD: data})
     return [reply]
 
 

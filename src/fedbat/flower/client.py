@@ -30,8 +30,8 @@ def fedbat_mod(msg: Message, context: Context, call_next: ClientAppCallable) -> 
     """Flower mod: unpacks the model on its way in and packs the update on its way out.
 
     Messages of strategies other than `Compressed` pass untouched. What a node must keep between rounds (the memory of
-    error feedback, its copy of a public model) is in Context.state, and in the folder that the node's config names as
-    `fedbat-memory`, if any.
+    error feedback, its copy of a public model, what is frozen) is in Context.state, and in the folder that the node's
+    config names as `fedbat-memory`, if any.
     """
     orders = Orders.take_from(msg.content) if msg.has_content() else None
     if orders is None:
@@ -48,7 +48,7 @@ def fedbat_mod(msg: Message, context: Context, call_next: ClientAppCallable) -> 
         msg.content[key] = arrays
     if msg.metadata.message_type.split(".")[0] != "train":
         reply = call_next(msg, context)
-        if reply.has_content() and orders.layout:
+        if reply.has_content() and (orders.layout or orders.frozen):
             reply.content[CONFIG] = node.told()
         return reply
     round_ = _ClientRound(node)
@@ -60,7 +60,7 @@ def fedbat_mod(msg: Message, context: Context, call_next: ClientAppCallable) -> 
     keys = list(reply.content.array_records) or list(msg.content.array_records)
     for key in list(reply.content.array_records):
         del reply.content[key]
-    reply.content[keys[0]] = packed(UPLOAD, data)
+    reply.content[keys[0]] = packed({UPLOAD: data})
     reply.content[CONFIG] = node.told()
     if not reply.content.metric_records:
         reply.content["metrics"] = MetricRecord()

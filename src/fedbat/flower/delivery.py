@@ -8,19 +8,30 @@ from flwr.app import Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from fedbat.flower.manifest import Manifest
 from fedbat.flower.nodes import Nodes
-from fedbat.flower.records import CONFIG, Orders, packed, refusal_in
+from fedbat.flower.records import CONFIG, FROZEN, Orders, packed, refusal_in
 from fedbat.flower.sending import Sending
 from fedbat.following import Held
+from fedbat.streams import Tensors
 
 
 class Delivery:
     """Makes the messages of one round after the other; `num_bytes` counts those of the latest, as packed."""
 
-    def __init__(self, sending: Sending, nodes: Nodes) -> None:
-        self.sending, self.num_bytes = sending, 0
+    def __init__(self, sending: Sending, manifest: Manifest, nodes: Nodes) -> None:
+        self.sending, self.manifest, self.num_bytes = sending, manifest, 0
         self._nodes = nodes
         self._fill: Callable[[list[int]], list[Message]] = lambda nodes: []
+
+    @property
+    def received(self) -> Tensors:
+        """The model that clients then have."""
+        return self.manifest.whole(self.sending.received)
+
+    def go_on(self, w: Tensors) -> None:
+        """Once a round has made w of the true model."""
+        self.sending = self.sending.after(self.manifest.moving(w))
 
     def messages(self, draft: Message, orders: Orders, nodes: list[int]) -> list[Message]:
         """The draft with our orders, and in the place of its arrays what brings the model to each node."""
@@ -42,21 +53,24 @@ class Delivery:
         for reply in replies:
             self._nodes.note(reply)
             if refusal_in(reply) is not None:
-                self._nodes.held.pop(reply.metadata.src_node_id)
+                self._nodes.forget(reply.metadata.src_node_id)
         return replies
 
     def _filled(self, draft: Message, orders: Orders, nodes: list[int]) -> list[Message]:
-        contents: dict[Held | None, tuple[int, RecordDict]] = {}  # one for all who need the same
+        contents: dict[tuple[Held | None, bool], tuple[int, RecordDict]] = {}  # one for all who need the same
         messages = []
         for node in nodes:
             held = self.sending.start(self._nodes.held.get(node))
-            if held not in contents:
-                data, content = self.sending.message(held), RecordDict(dict(draft.content.items()))
+            whole = self._nodes.frozen.get(node, b"") != self.manifest.hash
+            if (held, whole) not in contents:
+                arrays = {self.sending.STYPE: self.sending.message(held)}
+                arrays |= {FROZEN: self.manifest.raw} if whole else {}
+                content = RecordDict(dict(draft.content.items()))
                 for key in content.array_records:
-                    content[key] = packed(self.sending.STYPE, data)
+                    content[key] = packed(arrays)
                 content[CONFIG] = orders.to_config()
-                contents[held] = len(data), content
-            size, content = contents[held]
+                contents[held, whole] = sum(map(len, arrays.values())), content
+            size, content = contents[held, whole]
             self.num_bytes += size
             messages.append(Message(content, message_type=draft.metadata.message_type, dst_node_id=node))
         return messages

@@ -1,12 +1,12 @@
 """Who is there: node ids are random, partition ids are not, so every node is asked for its own once.
 
-And what each holds of a public model that nodes follow, as it said itself when it was last heard.
+And what each holds, of a public model that nodes follow and of what is frozen, as it said itself when last heard.
 """
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedbat.flower.records import CONFIG, client_in, held_in
+from fedbat.flower.records import CONFIG, client_in, frozen_in, held_in
 from fedbat.following import Held
 
 
@@ -16,6 +16,7 @@ class Nodes:
     def __init__(self) -> None:
         self.clients: dict[int, int] = {}  # partition id by node id
         self.held: dict[int, Held | None] = {}  # by node id
+        self.frozen: dict[int, bytes] = {}  # hash, by node id
         self._answered: set[int] = set()
         self._silent: set[int] = set()
 
@@ -43,7 +44,13 @@ class Nodes:
 
     def note(self, reply: Message) -> bool:
         """What the sender of a reply holds now; whether it told."""
-        told = reply.has_content() and CONFIG in reply.content.config_records
-        if told:
-            self.held[reply.metadata.src_node_id] = held_in(reply.content.config_records[CONFIG])
-        return told
+        if not reply.has_content() or CONFIG not in reply.content.config_records:
+            return False
+        node, told = reply.metadata.src_node_id, reply.content.config_records[CONFIG]
+        self.held[node], self.frozen[node] = held_in(told), frozen_in(told)
+        return True
+
+    def forget(self, node: int) -> None:
+        """What it holds: it will be sent everything."""
+        self.held.pop(node, None)
+        self.frozen.pop(node, None)

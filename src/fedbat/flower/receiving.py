@@ -1,15 +1,19 @@
 """What a node does with the model that comes down: unpack it, or move its own copy of the public model along."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from safetensors import SafetensorError
 
 from fedbat.errors import WireError
+from fedbat.flower.manifest import hash_of, whole_of
 from fedbat.flower.records import (
+    FROZEN,
     MODEL,
     PUBLIC,
     SNAPSHOT,
@@ -28,7 +32,7 @@ FOLDER = "fedbat-memory"  # key in a node's config: where what it keeps outlives
 
 
 class CannotFollow(WireError):
-    """The message does not fit the public model that this node holds."""
+    """The message does not fit what this node holds."""
 
 
 @dataclass
@@ -66,36 +70,62 @@ class Node:
     @cached_property
     def public(self) -> Follower | None:
         """The public model that it holds; one that cannot be read is as good as none."""
-        for load in (self._from_state, self._from_file):
-            try:
-                if tensors := load():
-                    return Follower.from_tensors(self.layout, tensors)
-            except (WireError, SafetensorError, OSError, ValueError, RuntimeError):  # the last: sizes that do not fit
-                continue
+        for tensors in self._kept("public", PUBLIC):
+            with suppress(WireError, ValueError, RuntimeError):  # the last: sizes that do not fit
+                return Follower.from_tensors(self.layout, tensors)
         return None
+
+    @cached_property
+    def frozen(self) -> bytes:
+        """The frozen tensors that it holds, packed; those that were damaged are as good as none."""
+        found = (tensors["packed"].numpy().tobytes() for tensors in self._kept("frozen", FROZEN) if "packed" in tensors)
+        return next((raw for raw in found if hash_of(raw) == self.orders.frozen), b"")
 
     def told(self) -> ConfigRecord:
         """Who it is, and what it holds if the server wants to know: hashed anew, so that damage shows."""
         told = ConfigRecord({"partition-id": self.client})
         if self.orders.layout and self.public is not None:
             told["version"], told["hash"] = self.public.held
+        if self.orders.frozen and self.frozen:
+            told["frozen"] = hash_of(self.frozen)
         return told
 
-    def _from_state(self) -> Tensors:
-        return tensors_of_record(self.context.state.array_records.get(PUBLIC, ArrayRecord()))
+    def _kept(self, what: str, key: str) -> Iterator[Tensors]:
+        """What `save` was given, as far as it can be read: from the state, then from the file."""
+        for load in (self._from_state, self._from_file):
+            with suppress(SafetensorError, OSError, ValueError, RuntimeError):
+                yield load(what, key)
 
-    def _from_file(self) -> Tensors:
-        path = self.file("public")
+    def _from_state(self, what: str, key: str) -> Tensors:
+        return tensors_of_record(self.context.state.array_records.get(key, ArrayRecord()))
+
+    def _from_file(self, what: str, key: str) -> Tensors:
+        path = self.file(what)
         return load_tensors(path) if path is not None and path.exists() else {}
 
 
 def receive(record: ArrayRecord, node: Node) -> Tensors:
     """The model that a message brings, whichever way it is packed."""
-    found = [(array.stype, array.data) for array in record.values()]
-    if len(found) != 1 or found[0][0] not in RECEIVING:
-        raise WireError(f"got arrays of type {[stype for stype, _ in found]}, expected one of {', '.join(RECEIVING)}")
-    stype, data = found[0]
-    return RECEIVING[stype](data, node)
+    arrays = {array.stype: array.data for array in record.values()}
+    models = arrays.keys() - ({FROZEN} if node.orders.frozen else set())
+    if len(record) != len(arrays) or len(models) != 1 or not models <= RECEIVING.keys():
+        stypes = [array.stype for array in record.values()]
+        raise WireError(f"got arrays of type {stypes}, expected one of {', '.join(RECEIVING)}")
+    frozen = _frozen(arrays.get(FROZEN), node) if node.orders.frozen else {}
+    (stype,) = models
+    return whole_of(node.orders.names, frozen | RECEIVING[stype](arrays[stype], node))
+
+
+def _frozen(sent: bytes | None, node: Node) -> Tensors:
+    """What never changes: as it was sent, and then kept."""
+    raw = node.frozen if sent is None else sent
+    if hash_of(raw) != node.orders.frozen:
+        what = "are not held" if sent is None else "arrived damaged"
+        raise CannotFollow(f"the frozen tensors with hash {node.orders.frozen.hex()} {what}; ask for them")
+    if sent is not None:
+        node.frozen = raw
+        node.save("frozen", FROZEN, {"packed": torch.frombuffer(bytearray(raw), dtype=torch.uint8)})
+    return model_from_bytes(raw)
 
 
 def _follow(data: bytes, node: Node) -> Tensors:

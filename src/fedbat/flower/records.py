@@ -9,7 +9,7 @@ import json
 import struct
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
@@ -27,18 +27,19 @@ from fedbat.settings import show
 from fedbat.streams import Tensors
 
 MODEL, SNAPSHOT, PUBLIC = "fedbat.model.safetensors", "fedbat.snapshot.v1", "fedbat.public.v1"  # down
+FROZEN = "fedbat.frozen.safetensors"  # beside one of these
 UPLOAD = "fedbat.upload.v1"
 CONFIG = "fedbat"  # key of our ConfigRecord in a message
 REFUSED = "refused"  # key in it: why a node did not take what was sent, where it did not
 
 
-def packed(stype: str, data: bytes) -> ArrayRecord:
-    """Bytes as the only array of a record."""
-    return ArrayRecord({stype: Array("uint8", (len(data),), stype, data)})
+def packed(arrays: Mapping[str, bytes]) -> ArrayRecord:
+    """Bytes as the arrays of a record, by type."""
+    return ArrayRecord({stype: Array("uint8", (len(data),), stype, data) for stype, data in arrays.items()})
 
 
 def unpacked(record: ArrayRecord, stype: str) -> bytes:
-    """The bytes that `packed` was given."""
+    """The bytes that `packed` was given, of an array that is alone."""
     found = [array.stype for array in record.values()]
     if found != [stype]:
         raise WireError(f"got arrays of type {found or 'none'}, expected one of {stype}")
@@ -84,6 +85,12 @@ def held_in(told: ConfigRecord) -> Held | None:
     return Held(version, hash_) if isinstance(version, int) and isinstance(hash_, bytes) else None
 
 
+def frozen_in(told: ConfigRecord) -> bytes:
+    """The hash of the frozen tensors that a node says it holds; empty if it says nothing."""
+    hash_ = told.get("frozen")
+    return hash_ if isinstance(hash_, bytes) else b""
+
+
 def refusal_in(reply: Message) -> str | None:
     """Why a node did not take the model that it was sent; None if it did."""
     if not reply.has_content() or CONFIG not in reply.content.config_records:
@@ -102,6 +109,10 @@ class Orders:
     seed: int | None  # of the sign decisions; None: each client draws its own
     training: str  # a name of this one, the same before and after a restart of the server
     layout: str = ""  # of what comes in a few bits
+    names: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of all tensors, each with the one it is; none: as they come
+    frozen: bytes = b""  # hash of those that nodes keep
     hello: bool = False  # nothing is to be trained, the server only asks who is there
 
     def to_config(self) -> ConfigRecord:
@@ -116,7 +127,10 @@ class Orders:
                 "seed": -1 if self.seed is None else self.seed,
                 "training": self.training,
                 "hello": self.hello,
-                **({"layout": self.layout} if self.layout else {}),  # Flower's message_size_mod cannot count nothing
+                # Flower's message_size_mod cannot count nothing.
+                **({"layout": self.layout} if self.layout else {}),
+                **({"names": json.dumps(dict(self.names))} if self.names else {}),
+                **({"frozen": self.frozen} if self.frozen else {}),
             }
         )
 
@@ -141,5 +155,7 @@ class Orders:
             seed=None if seed < 0 else seed,
             training=training,
             layout=cast(str, config.get("layout", "")),
+            names=json.loads(cast(str, config.get("names", "{}"))),
+            frozen=frozen_in(config),
             hello=cast(bool, config["hello"]),
         )

@@ -153,8 +153,9 @@ def _check_finite(w: Tensors) -> None:
     for name, x in w.items():
         if x.is_floating_point() and not torch.isfinite(x).all():
             raise ConfigError(
-                f"{name} holds NaN or infinity, which does not go down in a few bits; use down='{FULL}', or "
-                "register_buffer(..., persistent=False) for what the model makes itself, such as a mask"
+                f"{name} holds NaN or infinity, which does not go down in a few bits; use down='{FULL}', "
+                "register_buffer(..., persistent=False) for what the model makes itself, such as a mask, or for what "
+                "never changes the role skip with keep_frozen=True"
             )
 
 

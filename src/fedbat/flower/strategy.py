@@ -19,10 +19,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
 
-from fedbat.downlink import FULL, check_downlink
+from fedbat.downlink import FOLLOW, FULL, check_downlink
 from fedbat.errors import ConfigError
 from fedbat.flower.checkpoint import ServerCheckpoint
 from fedbat.flower.delivery import Delivery, SecondTry
+from fedbat.flower.manifest import Manifest
 from fedbat.flower.nodes import Nodes
 from fedbat.flower.records import CONFIG, Orders, record_of_tensors, refusal_in, tensors_of_record
 from fedbat.flower.sending import SENDING
@@ -46,6 +47,8 @@ class Compressed(Strategy):
     max_examples  that a client may claim to have; what it claims is its weight in the mean
     down        how the model goes down: "32" bits a weight, a snapshot of "8", "4", "3" or "2", or "follow": one bit,
                 to nodes that keep a copy. The true model stays at the server: evaluate_fn and the result have that
+    keep_frozen  nodes keep what never changes (frozen parameters, the role skip), and it goes down once, not in every
+                round; nodes that follow always do
     average     weight of the past in the averaged model, such as 0.9; 0: none is kept
     checkpoint  folder in which every round is saved, and from which `start` goes on
     evaluate_on_clients  send the model a second time, for the clients to evaluate; better give `start` an evaluate_fn
@@ -65,6 +68,7 @@ class Compressed(Strategy):
         max_ratio: float = 100.0,
         max_examples: float = 1e12,
         down: str = FULL,
+        keep_frozen: bool = False,
         average: float = 0.0,
         checkpoint: str | Path | None = None,
         evaluate_on_clients: bool = False,
@@ -89,6 +93,9 @@ class Compressed(Strategy):
         self._rounds_before = 0  # of the run that this one goes on with
         self._nodes = Nodes()
         self._whole, self._tied = whole_layout(model, self.layout), tied_names(model)
+        sent = {entry.name for entry in self.layout}
+        self._frozen = {e.name for e in self._whole if self._tied.get(e.name, e.name) not in sent}
+        self._kept = self._frozen if keep_frozen or down == FOLLOW else set()
         self._w: Tensors = {}  # the true model
         self._past: Tensors = {}  # its average
         self._delivery: Delivery | None = None
@@ -181,7 +188,7 @@ class Compressed(Strategy):
         else:
             tensors, metrics = self._average(round_, uploads)
         self._past = averaged(self._past, tensors, self.average)
-        self._down.sending = self._down.sending.after(tensors)
+        self._down.go_on(tensors)
         if self._checkpoint is not None:
             models = {"model": tensors, "average": self._past, "public": self._down.sending.to_tensors()}
             self._checkpoint.save(round_, models, self.strategy)
@@ -205,7 +212,7 @@ class Compressed(Strategy):
             if reply.has_content():
                 reply.content.pop(CONFIG, None)
         found = self.strategy.aggregate_evaluate(server_round + self._rounds_before, replies)
-        return found and MetricRecord(dict(found) | {"fedbat-downlink-bytes": self._down.num_bytes})
+        return None if found is None else MetricRecord(dict(found) | {"fedbat-downlink-bytes": self._down.num_bytes})
 
     def summary(self) -> None:
         """Log the settings, those of the strategy inside included."""
@@ -220,7 +227,7 @@ class Compressed(Strategy):
     @property
     def received(self) -> ArrayRecord:
         """The model as the next clients get it."""
-        return record_of_tensors(self._down.sending.received)
+        return record_of_tensors(self._down.received)
 
     @property
     def averaged(self) -> ArrayRecord | None:
@@ -228,7 +235,9 @@ class Compressed(Strategy):
         return record_of_tensors(self._past) if self._past else None
 
     def _begin(self, w: Tensors, public: Tensors) -> None:
-        self._delivery = Delivery(SENDING[self.down](self._whole, w, public), self._nodes)
+        manifest = Manifest.of(self._whole, w, self._tied, self._kept)
+        sending = SENDING[self.down](manifest.layout, manifest.moving(w), public)
+        self._delivery = Delivery(sending, manifest, self._nodes)
 
     @property
     def _down(self) -> Delivery:
@@ -237,15 +246,17 @@ class Compressed(Strategy):
         return self._delivery
 
     def _orders(self, round_: int) -> Orders:
-        layout = self._down.sending.layout_text
-        return Orders(round_ - 1, self.method, self.roles, self.seed, self._training, layout)
+        layout, manifest = self._down.sending.layout_text, self._down.manifest
+        return Orders(
+            round_ - 1, self.method, self.roles, self.seed, self._training, layout, manifest.told_names, manifest.hash
+        )
 
     @property
     def _weight_key(self) -> str:
         return str(cast(Any, self.strategy).weighted_by_key)
 
     def _new_sum(self) -> Aggregator:
-        return Aggregator(self.method, self.layout, self._w, self._down.sending.received)
+        return Aggregator(self.method, self.layout, self._w, self._down.received)
 
     def _average(self, round_: int, uploads: list[Upload]) -> tuple[Tensors, MetricRecord]:
         aggregator = self._new_sum()
@@ -276,6 +287,9 @@ class Compressed(Strategy):
         new = self._w | mean
         if arrays is not None:
             new |= {name: tensor.to(self._w[name].dtype) for name, tensor in tensors_of_record(arrays).items()}
+        new |= {
+            name: self._w[name] for name in self._frozen & self._w.keys()
+        }  # whatever rounding a strategy's mean of equals has
         new |= {name: new[first].clone() for name, first in self._tied.items()}
         return {name: new[name] for name in self._w}, metrics or MetricRecord()
 
