@@ -123,3 +123,43 @@ def test_of_every_kind_of_integer_the_largest_is_kept(dtype):
         server.add(raw.to_bytes(), 1)
     server.step()
     assert model.seen.dtype == dtype and model.seen.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_many_small_steps_add_up_in_every_precision(dtype):
+    """Steps below half of the last digit of 1: rounded after each, they would leave the model where it is."""
+    model = nn.Linear(4, 3).to(dtype)
+    with torch.no_grad():
+        model.weight.fill_(1)
+        model.bias.fill_(1)
+    server, step = Server(make_method("signsgd"), model), 0.0002
+
+    def learn(num_rounds):
+        for _ in range(num_rounds):
+            parts = {"weight": Signs.of(torch.ones(12, dtype=torch.bool), torch.tensor(step))}
+            server.add(Payload(server.layout, parts, {"bias": torch.full((3,), step)}).to_bytes(), 1)
+            server.step()
+
+    learn(500)
+    rounding = torch.finfo(dtype).eps + 500 * torch.finfo(torch.float32).eps
+    for tensor in (model.weight, model.bias):
+        assert tensor.dtype == dtype and (tensor.float() / 1.1 - 1).abs().max() <= rounding
+    with torch.no_grad():
+        model.weight.fill_(2)  # the user's own hand
+    learn(250)
+    assert (model.weight.float() / 2.05 - 1).abs().max() <= rounding
+    assert (model.bias.float() / 1.15 - 1).abs().max() <= rounding
+
+
+def test_weights_that_a_method_sends_are_changes_of_the_rounded_model(rng):
+    """BiFL's mean of weights is where the model goes; what rounding hid of it before stays hidden in it."""
+    model = nn.Linear(40, 30, bias=False).to(torch.bfloat16)
+    exact = Server(make_method("bifl"), copy.deepcopy(model).float())
+    server = Server(make_method("bifl"), model)
+    for _ in range(3):
+        payload = random_payload(layout_of(model), rng)
+        server.add(payload.to_bytes(), 1)
+        server.step()
+    mean = payload.parts["weight"].unpack().view(30, 40)
+    assert (server._true["weight"] - mean).abs().max() <= 3 * torch.finfo(torch.bfloat16).eps
+    assert exact._true["weight"] is exact._live["weight"]

@@ -55,7 +55,7 @@ class Aggregator:
         self.total_weight += weight
 
     def result(self) -> Tensors:
-        """The next global tensors."""
+        """The next global tensors, in the types of w."""
         if self.total_weight == 0:
             raise MethodError("no upload was added in this round; keep the old model, or add at least one")
         change = {e.name: self._sums[e.name] if e.role == "max" else self._mean(e.name) for e in self.layout.rest}
@@ -67,9 +67,10 @@ class Aggregator:
         }
         names = [entry.name for entry in self.layout.compressed]
         result |= self.method.aggregate({k: self.w[k] for k in names}, {k: self._mean(k) for k in names})
-        if self.method.sends_weights and self._received is not self.w:
-            result |= {name: result[name] + (self.w[name] - self._received[name]) for name in names}
-        return {entry.name: result[entry.name].to(entry.dtype) for entry in self.layout}
+        if self.method.sends_weights:
+            apart = [name for name in names if self._received[name] is not self.w[name]]
+            result |= {name: result[name] + (self.w[name] - self._received[name]) for name in apart}
+        return {entry.name: result[entry.name].to(self.w[entry.name].dtype) for entry in self.layout}
 
     def _places(self, names: Iterable[str]) -> dict[torch.device, list[str]]:
         """Which of these tensors lie where, nearly always all in one place."""
@@ -116,13 +117,17 @@ def check_average(weight: float) -> None:
 
 
 class Server:
-    """A model that learns from uploads: `add(raw, weight=num_samples)` each of a round's, then `step()`."""
+    """A model that learns from uploads: `add(raw, weight=num_samples)` each of a round's, then `step()`.
+
+    What a model of half precision has learned is kept in float32: less than its last digit would never add up.
+    """
 
     def __init__(self, method: Method, model: nn.Module, *, layout: Layout | None = None) -> None:
         check_method(method)
         self.method, self.layout = method, layout or layout_of(model)
         self._live = tensors_of(model, self.layout)
-        self._round = Aggregator(method, self.layout, self._live)
+        self._true = {name: wide(x) for name, x in self._live.items()}
+        self._begin_round()
 
     def add(self, upload: bytes | bytearray | memoryview, weight: float, *, context: int | None = None) -> None:
         """Decode one client's bytes and add them; WireError if they are not such an upload."""
@@ -130,7 +135,15 @@ class Server:
 
     def step(self) -> None:
         """Apply the mean of the uploads added since the last step to the model."""
+        for name, x in self._live.items():
+            if self._true[name] is not x:  # what somebody else has written into the model since counts
+                self._true[name] = torch.where(self._true[name].to(x.dtype) == x, self._true[name], x)
         with torch.no_grad():
             for name, value in self._round.result().items():
                 self._live[name].copy_(value)
-        self._round = Aggregator(self.method, self.layout, self._live)
+                if self._true[name] is not self._live[name]:
+                    self._true[name] = value
+        self._begin_round()
+
+    def _begin_round(self) -> None:
+        self._round = Aggregator(self.method, self.layout, self._true, self._live)
