@@ -129,6 +129,17 @@ def test_a_width_counts_once_it_was_tried_wherever_another_was():
     assert recommended_width(choices(*records, *one_more)) == "2"
 
 
+@pytest.mark.parametrize("split", sorted({place.split for place in PLACES}))
+def test_nothing_is_recommended_before_every_kind_of_split_was_tried(split):
+    labels = {"iid": "iid", "non-iid-1": "dirichlet", "non-iid-2": "labels-balanced"}[split]
+    others = [record for record in by_width(w4=0.0) if record.summary["config"]["partition"] != labels]
+    found = choices(*others)
+    assert recommended_width(found) is None
+    text = " ".join("\n".join(BLOCKS["width"](found)).split())
+    assert "not settled" in text and text.endswith(f"and on none that is {split}.")
+    assert "fedbat run --down 4 " in "\n".join(BLOCKS["commands"](found))
+
+
 def test_how_much_it_rests_on_is_told():
     some = [record for record in by_width(w4=0.2) if record.summary["config"]["dataset"] == "fmnist"]
     text = " ".join("\n".join(BLOCKS["width"](choices(*some))).split())

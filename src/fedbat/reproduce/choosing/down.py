@@ -16,8 +16,8 @@ RULE = f"at most {TOLERANCE:g} points on average and {NOWHERE:g} point on any sp
 
 
 def recommended_width(choices: Choices) -> str | None:
-    """Of a snapshot."""
-    return fewest_bits(_by_width(choices))
+    """Of a snapshot; none before every kind of split was tried, for where labels are not skewed all cost little."""
+    return None if _untried(choices) else fewest_bits(_by_width(choices))
 
 
 def width(choices: Choices) -> Iterator[str]:
@@ -28,6 +28,11 @@ def width(choices: Choices) -> Iterator[str]:
         yield paragraph(
             f"**Recommended width: {NOT_YET}.** It will be the narrowest that costs FedBAT {RULE} against 32 bits "
             f"down; `fedbat reproduce traffic` makes the records, on {len(choices.places)} splits."
+        )
+    elif untried := _untried(choices):
+        yield paragraph(
+            f"**Recommended width: not settled.** It will be the narrowest that costs FedBAT {RULE} against 32 bits "
+            f"down; {coverage(list(most.points), choices.places)}, and on none that is {' or '.join(untried)}."
         )
     elif best is None:
         tried = coverage(list(most.points), choices.places)
@@ -59,6 +64,12 @@ def widths(choices: Choices) -> Iterator[str]:
 
 def _by_width(choices: Choices) -> dict[str, Compared]:
     return {width: choices.compare(Choice(TRIED_ON, width), Choice(TRIED_ON)) for width in SNAPSHOTS}
+
+
+def _untried(choices: Choices) -> list[str]:
+    """Kinds of split that no width was tried on."""
+    tried = {place.split for compared in _by_width(choices).values() for place in compared.points}
+    return [split for split in dict.fromkeys(place.split for place in choices.places) if split not in tried]
 
 
 def _worst(found: Compared) -> str:
