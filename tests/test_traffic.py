@@ -9,9 +9,10 @@ import pytest
 from fedbat.downlink import whole_bytes
 from fedbat.errors import ConfigError
 from fedbat.experiment import Experiment, prepare
-from fedbat.reproduce import Cell, Records, load_book
+from fedbat.reproduce import Cell, Record, Records, load_book
 from fedbat.reproduce.cells import fewest
-from fedbat.reproduce.figures import PICTURES, draw_figures
+from fedbat.reproduce.figures import PICTURES, draw_figures, pictures
+from fedbat.reproduce.figures import TRAFFIC as SPOTS
 from fedbat.reproduce.pace import Machine, Pace
 from fedbat.reproduce.record import load_record
 from fedbat.reproduce.report import SECTIONS, render
@@ -223,6 +224,36 @@ def many():
         method, way = row.point["method"], row.point["down"]
         found.append(made_up(row, 85 - len(way) / 4 - place % 7 / 5, up=up.get(method, 2e5), down=down[way]))
     return found
+
+
+def test_a_run_that_kept_no_average_stands_for_its_training_and_then_the_picture_shows_the_model_itself(book):
+    plain, few = (book.tables[name].rows for name in ("plain", "few"))
+    (fedavg,) = (row for row in plain if row.point["method"] == "fedavg")
+    fedbat = [row for row in few if row.point["method"] == "fedbat"]
+    other = made_up(fedavg, 91)
+    of_the_plain = Record(
+        other.folder,
+        {name: value for name, value in other.summary.items() if not name.startswith("averaged")},
+        other.lines,
+    )
+    averaging_runs = [made_up(row, 90 - place) for place, row in enumerate(fedbat)]
+    page = render(book, Records((of_the_plain, *averaging_runs)), Path("figures")).split("## Few bits")[1]
+    assert "| iid | `fedavg` | 32 | 1 | 91.00 | 91.00 |" in page and "| iid | `fedavg` | 4 |  |  |" in page
+
+    def drawn(runs):
+        """Accuracies in the picture, and what they are called."""
+        results = Results(book, Records(tuple(runs)))
+        (panel,) = SPOTS.panels(few, results)
+        return {method: [spot.y for spot in found] for method, found in panel.series.items()}, SPOTS.measure(
+            few, results
+        )
+
+    assert drawn([of_the_plain, *averaging_runs]) == (
+        {"fedavg": [91], "fedbat": [90, 89]},
+        "last ten rounds",
+    )
+    assert drawn(averaging_runs) == ({"fedbat": [91, 90]}, "averaged model, last ten rounds")
+    assert not list(pictures(book.tables["few"], Results(book, Records((of_the_plain,)))))  # of another table only
 
 
 def test_pictures_of_traffic_are_one_for_each_data_set_and_the_same_for_the_same_records(tmp_path):

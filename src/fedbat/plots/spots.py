@@ -5,12 +5,14 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
+from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from fedbat.downlink import DOWNLINKS
 from fedbat.plots.canvas import bytes_axis, legend_below, log_ticks, new_row, save
 from fedbat.plots.styles import INK, method_colors
 
+_LEAST_SPAN = 2.0  # of y: two runs that differ by chance must not lie at the ends of the picture
 _DOWN_SHAPES = dict(zip(DOWNLINKS, ("o", "s", "D", "^", "v", "P"), strict=True))
 
 
@@ -42,6 +44,7 @@ def draw_spots(panels: Sequence[SpotPanel], xlabel: str, ylabel: str, paths: Ite
         axes.set_title(panel.title, color=INK, fontsize=10)
         bytes_axis(axes, xlabel)
         axes.margins(0.08)
+        _see_at_least(axes, _LEAST_SPAN)
         log_ticks(axes.xaxis)
     fields[0].set_ylabel(ylabel)
     rows = (
@@ -52,3 +55,10 @@ def draw_spots(panels: Sequence[SpotPanel], xlabel: str, ylabel: str, paths: Ite
     columns = list(zip_longest(*(row.items() for row in rows), fillvalue=blank))  # filled from the top
     legend_below(figure, [pair for column in columns for pair in column], len(columns))
     save(figure, paths)
+
+
+def _see_at_least(axes: Axes, span: float) -> None:
+    """Widen a field's range of y to both sides until it is this wide."""
+    low, high = axes.get_ylim()
+    more = max(0.0, span - (high - low)) / 2
+    axes.set_ylim(low - more, high + more)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fedbat.plots import Line, Panel, Spot, SpotPanel, draw_panels, draw_spots
 from fedbat.reproduce.metrics import weighted_error
 from fedbat.reproduce.record import Record, Records
-from fedbat.reproduce.results import Result, Results
+from fedbat.reproduce.results import MeanStd, Result, Results
 from fedbat.reproduce.tables import Book, Row, Table
 from fedbat.reproduce.theory import section as theory
 
@@ -34,7 +34,7 @@ class Curves:
     def panels(self, rows: Sequence[Row], results: Results) -> list[Panel]:
         """One for each split of which there is something to draw."""
         panels = []
-        for title, found in _splits(rows, results):
+        for title, found in _splits(rows, results.of):
             lines = {
                 row.point["method"]: self._line(result.records)
                 for row, result in found
@@ -72,23 +72,29 @@ class Spots:
     """A spot for each row: what it reaches by what it sends, up and down."""
 
     title: str
-    ylabel: str
-    y: Callable[[Result], float]
+    measures: Mapping[str, Callable[[Result], MeanStd | None]]  # by label; the first that all rows have is drawn
 
     def panels(self, rows: Sequence[Row], results: Results) -> list[SpotPanel]:
         """One for each split of which there is something to draw."""
-        panels = []
-        for title, found in _splits(rows, results):
+        panels, measure = [], self.measure(rows, results)
+        for title, found in _splits(rows, results.training):
             series: dict[str, list[Spot]] = {}
             for row, result in found:
-                spot = Spot(result.traffic, self.y(result), row.point["down"])
-                series.setdefault(row.point["method"], []).append(spot)
+                if reached := self.measures[measure](result):
+                    spot = Spot(result.traffic, reached.mean, row.point["down"])
+                    series.setdefault(row.point["method"], []).append(spot)
             panels.append(SpotPanel(title, series))
         return panels
 
     def draw(self, rows: Sequence[Row], results: Results, paths: Sequence[Path]) -> None:
         """Side by side."""
-        draw_spots(self.panels(rows, results), "up and down, of a client in a round", self.ylabel, paths)
+        ylabel = f"{self.measure(rows, results)}, %"
+        draw_spots(self.panels(rows, results), "up and down, of a client in a round", ylabel, paths)
+
+    def measure(self, rows: Sequence[Row], results: Results) -> str:
+        """What is drawn."""
+        found = [result for row in rows if (result := results.training(row))]
+        return next(label for label, measure in self.measures.items() if all(map(measure, found)))
 
 
 def _percent(record: Record) -> Sequence[float]:
@@ -105,7 +111,7 @@ class Picture(NamedTuple):
 
 def _by_group(kinds: Mapping[str, Curves | Spots], table: Table, results: Results) -> Iterator[Picture]:
     """Pictures of some kinds for each data set and number of clients of which something has been run."""
-    for (dataset, clients), rows in table.groups():
+    for (dataset, clients), rows in results.groups(table):
         for kind, plot in kinds.items():
             if plot.panels(rows, results):
                 title = f"{dataset}, {clients} clients: {plot.title}"
@@ -123,16 +129,16 @@ _CURVES = {
     "bytes": Curves("accuracy by bytes sent", _ACCURACY, _percent, WINDOW, by_bytes=True),
     "error": Curves("error of what is sent", "relative error, weighted by parameters", weighted_error, log=True),
 }
-_TRAFFIC = {
-    "traffic": Spots(
-        "accuracy against total traffic",
-        "averaged model, last ten rounds, %",
-        lambda result: 100 * result.mean("averaged_last10_accuracy"),
-    ),
-}
+TRAFFIC = Spots(
+    "accuracy against total traffic",
+    {
+        "averaged model, last ten rounds": lambda result: result.averaged,
+        "last ten rounds": lambda result: result.last10,
+    },
+)
 PICTURES: Mapping[str, Callable[[Table, Results], Iterator[Picture]]] = {  # by view
     "curves": partial(_by_group, _CURVES),
-    "traffic": partial(_by_group, _TRAFFIC),
+    "traffic": partial(_by_group, {"traffic": TRAFFIC}),
     "theory": _of_trials,
 }
 
@@ -155,9 +161,11 @@ def draw_figures(book: Book, records: Records, folder: Path) -> list[Path]:
     return written
 
 
-def _splits(rows: Sequence[Row], results: Results) -> Iterator[tuple[str, list[tuple[Row, Result]]]]:
+def _splits(
+    rows: Sequence[Row], result_of: Callable[[Row], Result | None]
+) -> Iterator[tuple[str, list[tuple[Row, Result]]]]:
     """Those of which something has been run: a title, and what it was."""
     for split, members in itertools.groupby(rows, lambda row: row.point["split"]):
-        found = [(row, result) for row in members if (result := results.of(row)) is not None]
+        found = [(row, result) for row in members if (result := result_of(row)) is not None]
         if found:
             yield f"{rows[0].point['dataset']}, {split}, {rows[0].point['clients']} clients", found

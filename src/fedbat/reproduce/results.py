@@ -44,6 +44,11 @@ class Result:
         """Of the last ten rounds."""
         return MeanStd.of([record.last10 for record in self.records])
 
+    @cached_property
+    def averaged(self) -> MeanStd | None:
+        """Of the averaged model in the last ten rounds, if one was kept."""
+        return self.accuracy("averaged_last10_accuracy")
+
     @property
     def difference(self) -> float | None:
         """From the paper, in points."""
@@ -113,6 +118,10 @@ class Results:
     def of(self, row: Row) -> Result | None:
         """What was run of a row."""
         return self.found.get(row.identity)
+
+    def training(self, row: Row) -> Result | None:
+        """What was run of a row, or of the same training without an averaged model."""
+        return next((self.found[key] for key in row.cell(0).serves if key in self.found), None)
 
     def groups(self, table: Table) -> list[tuple[tuple[str, str], list[Row]]]:
         """The rows of a table by data set and number of clients, where any has been run."""

@@ -29,13 +29,15 @@ def section(table: Table, book: Book, results: Results) -> Iterator[str]:
         "(`--down`); the server keeps the true one. *best* and *last ten* are the true model's, *received* what",
         "clients get of it (last ten rounds; empty where that is the same), *averaged* an average over the rounds",
         "that the server keeps (`--average`), for which nothing is sent. Bytes are those of a client in a round, as",
-        "packed, first downloads and catching up included; *saving* is against float32 both ways. The pictures show",
-        "the last ten rounds of the averaged model, which chance moves least. [Which to choose](docs/choosing.md).",
+        "packed, first downloads and catching up included; *saving* is against float32 both ways. A run of another",
+        "table that kept no averaged model stands here, too. The pictures show the last ten rounds: of the averaged",
+        "model, which chance moves least, or of the model where a run kept no average. [Which to",
+        "choose](docs/choosing.md).",
         "",
     ]
     for (dataset, clients), rows in results.groups(table):
         yield from [f"### {dataset}, {clients} clients: traffic", ""]
-        yield from markdown.table(_COLUMNS, [_row(row, results.of(row)) for row in rows], _WORDS)
+        yield from markdown.table(_COLUMNS, [_row(row, results.training(row)) for row in rows], _WORDS)
 
 
 def _row(row: Row, result: Result | None) -> list[str]:
@@ -49,7 +51,7 @@ def _row(row: Row, result: Result | None) -> list[str]:
         markdown.mean_std(result.last10),
         markdown.mean_std(result.accuracy("received_last10_accuracy")),
         markdown.mean_std(result.accuracy("averaged_best_accuracy")),
-        markdown.mean_std(result.accuracy("averaged_last10_accuracy")),
+        markdown.mean_std(result.averaged),
         *(f"{result.mean(f'{way}link_bytes_per_client_round'):,.0f}" for way in ("up", "down")),
         f"{result.traffic:,.0f}",
         "" if result.saving is None else f"{result.saving:.1f} x",

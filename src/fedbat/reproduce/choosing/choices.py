@@ -65,7 +65,7 @@ class Choices:
         for row in tables[0].rows:
             self.planned[_place(row)].append(_choice(row))
         for row in itertools.chain.from_iterable(table.rows for table in tables):
-            result = _result(row, results)
+            result = results.training(row)
             if result and _place(row) in self.found:
                 self.found[_place(row)].setdefault(_choice(row), result)
 
@@ -126,11 +126,6 @@ def _differences(one: Result, other: Result) -> list[float]:
 
 def _last_ten(record: Record, averaged: bool) -> float:
     return 100 * float(record.summary[_AVERAGED]) if averaged else record.last10
-
-
-def _result(row: Row, results: Results) -> Result | None:
-    """Of the row, or of the same training without an averaged model."""
-    return next((results.found[key] for key in row.cell(0).serves if key in results.found), None)
 
 
 def _place(row: Row) -> Place:

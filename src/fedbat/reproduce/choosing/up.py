@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from fedbat.downlink import FULL
 from fedbat.reproduce.choosing.choices import Choice, Choices, fewest_bits
-from fedbat.reproduce.choosing.words import NOT_YET, averaged, bits_up, paragraph, plural, signed, where
+from fedbat.reproduce.choosing.words import NOT_YET, bits_up, paragraph, plural, signed, where
 from fedbat.reproduce.markdown import table
 
 BASE, OURS = Choice("fedavg"), Choice("fedbat")
@@ -35,7 +35,7 @@ def swings(choices: Choices) -> Iterator[str]:
         results = choices.of_split(split)
         if results:
             swing = statistics.fmean(result.best.mean - result.last10.mean for result in results)
-            gains = [kept.mean - result.last10.mean for result in results if (kept := averaged(result))]
+            gains = [kept.mean - result.last10.mean for result in results if (kept := result.averaged)]
             gain = f"{signed(statistics.fmean(gains))} ({len(gains)})" if gains else NOT_YET
             rows.append([split, f"{signed(swing)} ({len(results)})", gain])
     header = ("split", "best round", "averaged model")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fedbat.downlink import FOLLOW
 from fedbat.reproduce.choosing.choices import Choice, Place
-from fedbat.reproduce.results import MeanStd, Result
+from fedbat.reproduce.results import Result
 
 NOT_YET = "not measured yet"
 
@@ -62,13 +62,8 @@ def accuracies(result: Result | None) -> str:
     """Best round / last ten / last ten of the averaged model."""
     if result is None:
         return ""
-    found = [result.best, result.last10, averaged(result)]
+    found = [result.best, result.last10, result.averaged]
     return "/".join("–" if one is None else f"{one.mean:.1f}" for one in found)
-
-
-def averaged(result: Result) -> MeanStd | None:
-    """The averaged model in the last ten rounds, if one was kept."""
-    return result.accuracy("averaged_last10_accuracy")
 
 
 def several(choices: Sequence[Choice]) -> str:
