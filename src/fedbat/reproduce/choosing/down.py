@@ -11,7 +11,7 @@ from fedbat.reproduce.markdown import table
 
 TRIED_ON = "fedbat"  # the method that goes with every width
 SNAPSHOTS = [str(width) for width in sorted(WIDTHS, reverse=True)]
-ANY = "4"  # the width every method is tried with: shown as long as none is recommended
+ANY = "4"  # shown as long as none is recommended
 RULE = f"at most {TOLERANCE:g} points on average and {NOWHERE:g} point on any split"
 
 
