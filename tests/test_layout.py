@@ -136,7 +136,6 @@ def test_the_last_matching_pattern_wins():
     [
         ({"head.weigth": "dense"}, "'head.weigth', which matches no tensor"),
         ({"scratch": "dense"}, "'scratch', which matches no tensor"),  # not persistent
-        ({"tied.weight": "dense"}, "'tied.weight', which matches no tensor"),  # it is head.weight
         ({"head.weight": "signs"}, "role of head.weight is 'signs'; choose from compress, dense, max, skip"),
         ({"head.weight": "max"}, "head.weight holds floats and cannot have role 'max'"),
         ({"mask": "dense"}, "mask holds integers and cannot have role 'dense'"),
@@ -284,3 +283,18 @@ def test_types_that_do_not_travel_are_refused_unless_they_stay_home():
     with pytest.raises(ConfigError, match=r"scale is torch.float8_e4m3fn, .* role 'skip'"):
         layout_of(model)
     assert len(layout_of(model, {"scale": "skip"})) == 2
+
+
+def test_tied_weights_go_by_any_of_their_names():
+    model = nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 9, bias=False))
+    model[1].weight = model[0].weight
+    for name in ("0.weight", "1.weight", "1.*"):
+        assert [(entry.name, entry.role) for entry in layout_of(model, {name: "dense"})] == [("0.weight", "dense")]
+
+
+def test_a_layout_of_another_model_is_refused():
+    layout = layout_of(nn.Linear(4, 3))
+    with pytest.raises(ConfigError, match=r"weight of shape \[3, 4\], this model has \[3, 5\]"):
+        tensors_of(nn.Linear(5, 3), layout)
+    with pytest.raises(ConfigError, match=r"this model has nothing"):
+        tensors_of(nn.Sequential(nn.Linear(4, 3)), layout)

@@ -2,6 +2,8 @@
 
 import copy
 import itertools
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -105,9 +107,54 @@ def test_server_refuses_nonsense():
     with pytest.raises(MethodError, match="no upload"):
         server.step()
     payload = random_payload(server.layout, torch.Generator().manual_seed(0)).to_bytes()
-    for weight in (0, -1, float("nan"), float("inf")):
+    for weight in (0, -1, float("nan"), float("inf"), 1e39, 1e-60, "many", None):
         with pytest.raises(ConfigError, match="weight="):
             server.add(payload, weight)
+    with pytest.raises(MethodError, match="no upload"):  # not even half of one
+        server.step()
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda model: model.double().float(),
+        lambda model: model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True),
+        lambda model: [setattr(p, "data", p.data.clone()) for p in model.parameters()],
+    ],
+    ids=["to", "assign", "data"],
+)
+@pytest.mark.parametrize("name", ["fedbat", "bifl"])
+@pytest.mark.parametrize("when", ["before", "between"])
+def test_the_model_learns_wherever_its_tensors_were_moved(name, move, when, rng):
+    models = small(), small()
+    servers = [Server(make_method(name), model) for model in models]
+    for round_ in range(2):
+        if when == "before":
+            move(models[1])
+        payload = random_payload(servers[0].layout, rng).to_bytes()
+        for server in servers:
+            server.add(payload, 3 + round_)
+        if when == "between":
+            move(models[1])
+        for server in servers:
+            server.step()
+    for name, tensor in models[0].state_dict().items():
+        assert torch.equal(models[1].state_dict()[name], tensor), name
+
+
+def test_uploads_may_be_added_by_several_threads(rng):
+    models = [nn.Linear(400, 400, bias=False) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    servers = [Server(make_method("fedbat"), model) for model in models]
+    raws = [random_payload(servers[0].layout, rng).to_bytes() for _ in range(60)]
+    for raw in raws:
+        servers[0].add(raw, 1)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda raw: servers[1].add(raw, 1), raws))
+    for server in servers:
+        server.step()
+    assert torch.allclose(models[0].weight, models[1].weight, rtol=0, atol=1e-6)
+    assert pickle.loads(pickle.dumps(servers[1])).layout == servers[1].layout
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.uint16, torch.uint32, torch.uint64])

@@ -79,7 +79,7 @@ def step_size(
     """
     raw = alpha_prime * torch.exp(rho * alpha_e)
     alpha = raw if bounds is None else raw.clamp(*bounds) * (alpha_prime > 0)
-    return alpha, rho * (alpha == raw)
+    return alpha, rho * (alpha == raw).to(alpha.dtype)  # whatever torch's default type
 
 
 def mean_abs(m: Tensor) -> Tensor:

@@ -85,14 +85,15 @@ def layout_of(model: nn.Module, roles: Mapping[str, Role] | None = None) -> Layo
 
     Weights with two or more dimensions are compressed; other floats (biases, norms, float buffers) travel dense, and so
     does what has no elements; of integer buffers the maximum is kept; frozen parameters are not sent. Tied weights
-    count once.
+    count once, and go by any of their names.
     """
-    entries, unused = [], set(roles or {})
+    entries, unused, tied = [], set(roles or {}), tied_names(model)
     for name, tensor, role in _tensors_with_default_role(model):
+        names = [name, *(other for other, first in tied.items() if first == name)]
         for pattern, wanted in (roles or {}).items():
-            if name == pattern or fnmatchcase(name, pattern):
+            if pattern in names or any(fnmatchcase(one, pattern) for one in names):
                 unused.discard(pattern)
-                if name == pattern or _fits(tensor, wanted):
+                if pattern in names or _fits(tensor, wanted):
                     role = wanted
         if role != "skip":
             _check(name, tensor, role)
@@ -131,6 +132,13 @@ def tied_names(model: nn.Module) -> dict[str, str]:
 def tensors_of(model: nn.Module, layout: Layout) -> Tensors:
     """The live tensors of the model that travel, detached from autograd but sharing memory."""
     everything = {name: tensor.detach() for name, tensor, _ in _tensors_with_default_role(model)}
+    for entry in layout:
+        if entry.name not in everything or everything[entry.name].shape != entry.shape:
+            found = list(everything[entry.name].shape) if entry.name in everything else "nothing"
+            raise ConfigError(
+                f"the layout is of another model: it has {entry.name} of shape {list(entry.shape)}, this model has "
+                f"{found}; build it by layout_of(model)"
+            )
     return {entry.name: everything[entry.name] for entry in layout}
 
 

@@ -95,6 +95,8 @@ class Method:
         This one differentiates `forward` by autograd: slow, obvious, right for any method whose forward is written
         with `straight_through`. A method may bring its closed form.
         """
+        if not grad:
+            return {}, {}
         with torch.enable_grad():
             update = {name: m.detach().requires_grad_() for name, m in local.update.items()}
             learned = {name: value.detach().requires_grad_() for name, value in local.learned.items()}

@@ -1,7 +1,9 @@
 """The server's side of a round: decode one upload at a time, add it, forget it. Memory does not grow with clients."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from threading import Lock
 
 import numpy as np
 import torch
@@ -15,6 +17,9 @@ from fedbat.streams import Tensors
 from fedbat.training import wide
 from fedbat.transfer import all_sent_to
 from fedbat.wire import Payload
+
+_MOST = 1e12  # of a weight: with more, or less than its inverse, sums in float32 could overflow or vanish
+_ADDING = Lock()  # one for all servers, because a server with its own could not be copied or pickled
 
 
 class Aggregator:
@@ -40,8 +45,7 @@ class Aggregator:
 
     def add(self, payload: Payload, weight: float) -> None:
         """Add one upload; p'_k needs the other weights only at the end."""
-        if not 0 < weight < float("inf"):
-            raise ConfigError(f"weight={weight}, expected a positive number such as the client's number of samples")
+        weight = _checked(weight)
         for device, names in self._places(payload.parts).items():
             for name, part in _parts_on(device, {name: payload.parts[name] for name in names}).items():
                 part.add_to(self._sums[name], weight)
@@ -80,7 +84,21 @@ class Aggregator:
         return found
 
     def _mean(self, name: str) -> Tensor:
-        return (self._sums[name] / self.total_weight).view(self.w[name].shape)
+        return (self._sums[name] / self.total_weight).view(self.w[name].shape).to(self.w[name].device)
+
+
+def _checked(weight: float) -> float:
+    """Before anything is added: half an upload would spoil the round."""
+    try:
+        number = float(weight)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 1 / _MOST <= number <= _MOST:
+        raise ConfigError(
+            f"weight={weight!r}, expected a positive number such as the client's number of samples, "
+            f"from {1 / _MOST:g} to {_MOST:g}"
+        )
+    return number
 
 
 def _parts_on(device: torch.device, parts: Mapping[str, Part]) -> dict[str, Part]:
@@ -119,31 +137,44 @@ def check_average(weight: float) -> None:
 class Server:
     """A model that learns from uploads: `add(raw, weight=num_samples)` each of a round's, then `step()`.
 
-    What a model of half precision has learned is kept in float32: less than its last digit would never add up.
+    Uploads may be added by several threads. What a model of half precision has learned is kept in float32: less than
+    its last digit would never add up.
     """
 
     def __init__(self, method: Method, model: nn.Module, *, layout: Layout | None = None) -> None:
         check_method(method)
         self.method, self.layout = method, layout or layout_of(model)
-        self._live = tensors_of(model, self.layout)
-        self._true = {name: wide(x) for name, x in self._live.items()}
+        self._model = model
+        self._live: Tensors = {}  # the model's own tensors
+        self._true: Tensors = {}  # the same in float32
+        self._look()
         self._begin_round()
 
     def add(self, upload: bytes | bytearray | memoryview, weight: float, *, context: int | None = None) -> None:
         """Decode one client's bytes and add them; WireError if they are not such an upload."""
-        self._round.add(Payload.from_bytes(upload, self.layout, context, self.method.kinds), weight)
+        payload = Payload.from_bytes(upload, self.layout, context, self.method.kinds)
+        with _ADDING:
+            self._round.add(payload, weight)
 
+    @torch.no_grad()
     def step(self) -> None:
         """Apply the mean of the uploads added since the last step to the model."""
-        for name, x in self._live.items():
-            if self._true[name] is not x:  # what somebody else has written into the model since counts
-                self._true[name] = torch.where(self._true[name].to(x.dtype) == x, self._true[name], x)
-        with torch.no_grad():
+        with _ADDING:
+            self._look()
             for name, value in self._round.result().items():
                 self._live[name].copy_(value)
                 if self._true[name] is not self._live[name]:
                     self._true[name] = value
-        self._begin_round()
+            self._begin_round()
+
+    def _look(self) -> None:
+        """At the model as it is: others may write into its tensors, or give it new ones (`model.to`)."""
+        for name, x in tensors_of(self._model, self.layout).items():
+            exact, kept = wide(x), self._true.get(name)
+            if exact is not x and kept is not None:
+                kept = kept.to(x.device)
+                exact = torch.where(kept.to(x.dtype) == x, kept, exact)
+            self._live[name], self._true[name] = x, exact
 
     def _begin_round(self) -> None:
         self._round = Aggregator(self.method, self.layout, self._true, self._live)

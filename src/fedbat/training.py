@@ -97,6 +97,7 @@ class LocalTraining:
         self._start = {name: tensor.clone() for name, tensor in self._live.items()}
         self._w = {entry.name: wide(self._start[entry.name]) for entry in self.layout.compressed}
         self._parameters = {name: p for name, p in model.named_parameters() if name in self._w}
+        self._model, self._put = model, _marks(self._parameters)
         self._noise = noise or UniformNoise(secrets.randbits(63), "local", device=_device(self._live))
         self._local = Local({}, {k: nn.Parameter(x) for k, x in method.learnables(self._w).items()})
         self._seen: Forward | None = None
@@ -114,6 +115,7 @@ class LocalTraining:
         """Encode the update, leave in the model exactly what was sent, and unhook."""
         if not self._handles:
             raise MethodError("finish() was called after training had ended; call it once, inside the `with` block")
+        self._check_untouched()
         self._release()
         update = self._update()
         self._local.update = update
@@ -123,9 +125,10 @@ class LocalTraining:
             self._local.fixed = self.method.prepare(self._w, self._local)
             parts, memory = self.method.encode(self._w, self._local, memory, self._noise)
         rest: Tensors = {}
+        current = tensors_of(self._model, self.layout)  # a forward pass may give its model new buffers
         for entry in self.layout.rest:
-            now, start = self._live[entry.name], self._start[entry.name]
-            rest[entry.name] = now.clone() if entry.role == "max" else wide(now) - wide(start)
+            now, start = current[entry.name], self._start[entry.name]
+            rest[entry.name] = now.clone() if entry.role == "max" else _change(wide(start), wide(now))
             if entry.role == "dense":
                 now.copy_(wide(start) + rest[entry.name])
         sent_updates = {}
@@ -154,6 +157,7 @@ class LocalTraining:
                 "optimizer.step(closure) computes gradients inside the step, where they cannot be pulled back; "
                 "call loss.backward() and then optimizer.step()"
             )
+        self._check_untouched()
         if self._seen is None:
             return
         grad = {name: wide(_dense(p.grad)) for name, p in self._parameters.items() if p.grad is not None}
@@ -185,6 +189,7 @@ class LocalTraining:
         for name, weights in self._seen.weights.items():
             self._parameters[name].data = _laid_out(weights, self._live[name])
         self._seen = replace(self._seen, weights={})  # the parameters hold them now
+        self._put = _marks(self._parameters)
 
     def _update(self) -> Tensors:
         """m: where training stands minus where it started."""
@@ -193,6 +198,31 @@ class LocalTraining:
     def _point_at_live(self) -> None:
         for name, parameter in self._parameters.items():
             parameter.data = self._live[name]
+        self._put = _marks(self._parameters)
+
+    def _check_untouched(self) -> None:
+        """Refuse what would be lost: new memory of parameters, and what is written to them while they hold w + S."""
+        now = _marks(self._parameters)
+        if now == self._put:
+            return
+        for name, (place, _), (old_place, _) in zip(self._parameters, now, self._put, strict=True):
+            if place != old_place:
+                raise MethodError(
+                    f"the memory of {name} was replaced in the middle of a round (p.data = ..., model.to(...)), so "
+                    "what it learns would be lost; write into it by copy_(), or move the model before begin"
+                )
+        if self._seen is None:
+            return
+        # What was written may have been taken back, as by optimizers that look around (SAM).
+        with torch.no_grad():
+            expected = self.method.forward(self._w, self._local, self._u).weights
+        for name, weights in expected.items():
+            if not torch.allclose(self._parameters[name], weights.to(self._live[name].dtype), rtol=1e-4, atol=1e-6):
+                raise MethodError(
+                    f"{name} was written to between two steps, while {type(self.method).__name__} computes with other "
+                    "weights than those it trains, so the change would be lost; let one optimizer hold all trained "
+                    "parameters, clip gradients instead of weights, and load a state dict before begin or after finish"
+                )
 
     def _hook(self, model: nn.Module) -> None:
         _HOOKED.add(self._optimizer)
@@ -223,6 +253,16 @@ class LocalTraining:
 
 
 begin = LocalTraining  # reads better where a round begins: `local = begin(method, model, optimizer, num_steps)`
+
+
+def _marks(parameters: Mapping[str, nn.Parameter]) -> list[tuple[int, int]]:
+    """By which parameters are known again: where each lies, and how often it was written to in place."""
+    return [(p.data_ptr(), p._version) for p in parameters.values()]
+
+
+def _change(start: Tensor, now: Tensor) -> Tensor:
+    """now - start, where what has not changed counts as 0, infinities too: those of a mask stay."""
+    return torch.where(now == start, torch.zeros((), dtype=now.dtype, device=now.device), now - start)
 
 
 def measure_layers(update: Tensors, sent: Tensors, parts: Mapping[str, Part]) -> Tensor:

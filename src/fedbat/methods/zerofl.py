@@ -109,8 +109,8 @@ class ZeroFL(Method):
     def _save_sparse_input(self, module: nn.Module) -> list[RemovableHandle]:
         open_hooks: list[Any] = []
 
-        def before(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-            (activations,) = (*args, *kwargs.values())
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            activations = (*args, *kwargs.values())[0]
 
             def pack(saved: Tensor) -> Tensor:
                 # The input may be saved flattened or cast. A weight of the same size is sparse already, so no harm.

@@ -1,0 +1,174 @@
+"""What users do to a model in the middle of a round: kept, or refused with a reason, never lost."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedbat import METHODS, MethodError, Server, begin, layout_of, make_method
+from fedbat.methods.bifl import BiFL
+from fedbat.methods.fedbat import FedBAT
+from fedbat.methods.zerofl import ZeroFL
+from fedbat.streams import UniformNoise
+from tests.local_training import finish, mlp, plain_step, run, some_batches
+
+ALTERING = [FedBAT(phi=0), ZeroFL(train_sparsity=0.5, sparse_first_layer=True), BiFL()]
+
+
+def in_training(method, steps=3, model=None):
+    """A model after some steps, its optimizer, and what goes on."""
+    model = model or mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    local = begin(method, model, optimizer, 8, noise=UniformNoise(0, "noise"))
+    run(model, optimizer, some_batches(steps))
+    return model, optimizer, local
+
+
+@torch.no_grad()
+def clamp(model):
+    model[0].weight.clamp_(-1e-3, 1e-3)
+
+
+def load(model):
+    model.load_state_dict(mlp().state_dict())
+
+
+@pytest.mark.parametrize("touch", [clamp, load])
+@pytest.mark.parametrize("method", ALTERING, ids=lambda method: type(method).__name__)
+def test_what_is_written_while_the_model_computes_with_other_weights_is_refused(method, touch):
+    message = rf"0\.weight was written to between two steps, while {type(method).__name__}"
+    model, optimizer, _ = in_training(method)
+    touch(model)
+    with pytest.raises(MethodError, match=message):
+        plain_step(model, optimizer, *some_batches(1)[0])
+    model, _, local = in_training(method)
+    touch(model)
+    with pytest.raises(MethodError, match=message):
+        local.finish()
+
+
+@pytest.mark.parametrize("method", [make_method("fedavg"), FedBAT(phi=1)], ids=lambda method: type(method).__name__)
+def test_while_it_computes_with_the_weights_themselves_what_is_written_counts(method):
+    start = mlp()[0].weight.detach()
+    model, _, local = in_training(method)
+    clamp(model)
+    clamped = model[0].weight.detach() - start
+    part = local.finish().payload.parts["0.weight"]
+    if method == make_method("fedavg"):
+        assert torch.equal(part.unpack(), clamped.reshape(-1))
+    else:
+        assert part.step == pytest.approx(clamped.abs().mean().clamp(*method.bounds).item())
+
+
+def around(model, optimizer, x, y):
+    """A step by the gradient of a place nearby, as sharpness-aware optimizers take it."""
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    moves = [0.05 * p.grad for p in model.parameters()]
+    with torch.no_grad():
+        for p, move in zip(model.parameters(), moves, strict=True):
+            p.add_(move)
+        optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    with torch.no_grad():
+        for p, move in zip(model.parameters(), moves, strict=True):
+            p.sub_(move)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("method", ALTERING, ids=lambda method: type(method).__name__)
+def test_what_is_taken_back_before_the_step_does_no_harm(method):
+    model, optimizer, local = in_training(method)
+    for x, y in some_batches(4):
+        around(model, optimizer, x, y)
+    assert local.finish().num_steps == 7
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_memory_that_was_replaced_is_refused_by_every_method(name):
+    model, optimizer, local = in_training(make_method(name))
+    old = model[0].weight.data.clone()
+    model[0].weight.data = old
+    with pytest.raises(MethodError, match=r"memory of 0\.weight was replaced"):
+        plain_step(model, optimizer, *some_batches(1)[0])
+    with pytest.raises(MethodError, match=r"memory of 0\.weight was replaced"):
+        local.finish()
+
+
+def test_a_second_optimizer_of_the_same_model_is_refused_once_the_forward_pass_is_altered():
+    model = mlp()
+    first, second = (torch.optim.SGD(model[place].parameters(), lr=0.1) for place in (0, 3))
+    message = r"3\.weight was written to .* let one optimizer hold"
+    with begin(FedBAT(phi=0), model, first, 4), pytest.raises(MethodError, match=message):
+        for x, y in some_batches(2):
+            F.cross_entropy(model(x), y).backward()
+            first.step()
+            F.cross_entropy(model(x), y).backward()
+            second.step()
+
+
+class Counting(nn.Module):
+    """With a buffer that each forward pass replaces, and a mask of infinities."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = mlp()
+        self.register_buffer("level", torch.zeros(3))
+        self.register_buffer("mask", torch.tensor([0.0, float("-inf"), float("inf")]))
+
+    def forward(self, x):
+        y = self.inner(x)
+        self.level = 0.5 * self.level + y.detach().mean(0)
+        return y
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_replaced_buffers_are_sent_and_infinite_ones_stay(name):
+    start = Counting()
+    upload, model, *_ = finish(make_method(name), 4, 4, copy.deepcopy(start))
+    assert model.level.abs().max() > 0 and torch.equal(upload.payload.rest["level"], model.level)
+    server = Server(make_method(name), start)
+    server.add(upload.to_bytes(), 7)
+    server.step()
+    torch.testing.assert_close(start.level, model.level)
+    assert torch.equal(start.mask, model.mask) and start.mask.tolist() == [0.0, float("-inf"), float("inf")]
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_step_without_any_gradient_of_a_compressed_layer_is_a_step(name):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with begin(make_method(name), model, optimizer, 4) as local:
+        for x, _ in some_batches(3):
+            optimizer.zero_grad()
+            model[1](x.repeat(1, 2)[:, :16]).square().sum().backward()  # BatchNorm alone
+            optimizer.step()
+        assert local.finish().num_steps == 3
+
+
+def test_torchs_default_type_does_not_matter():
+    plain, *_ = finish(FedBAT(phi=0), 4, 4, noise=UniformNoise(0, "noise"))
+    model = mlp()
+    batches = some_batches(4)
+    torch.set_default_dtype(torch.float64)
+    try:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        local = begin(FedBAT(phi=0), model, optimizer, 4, noise=UniformNoise(0, "noise"))
+        run(model, optimizer, batches)
+        assert local.finish().to_bytes() == plain.to_bytes()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_the_weights_to_test_with_reach_tied_layers():
+    """As docs/own-models.md has it."""
+    model = nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 6), nn.Linear(6, 9, bias=False))
+    model[2].weight = model[0].weight
+    layout, method = layout_of(model), BiFL()
+    tested = copy.deepcopy(model)
+    state = tested.state_dict()
+    weights = method.evaluate({entry.name: state[entry.name] for entry in layout.compressed})
+    tested.load_state_dict(weights, strict=False)
+    assert tested[2].weight is tested[0].weight and len(tested[2].weight.abs().unique()) == 1
