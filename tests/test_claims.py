@@ -447,7 +447,7 @@ def test_a_finding_in_words():
     row = dict(zip(HEADER, claim_row(found(DIFFERENCE, *runs)), strict=True))
     assert (row["id"], row["claim"], row["verdict"], row["cells"]) == ("some-id", "A claim.", "holds", "2 of 2")
     assert row["for / against / open"] == "1 / 0 / 0" and row["the paper's numbers"] == "holds"
-    assert row["hangs on"] == "+2.10 [+1.74, +2.46] fedbat − signsgd, fmnist, 100 clients, iid"
+    assert row["decided by"] == "+2.10 [+1.74, +2.46] fedbat − signsgd, fmnist, 100 clients, iid"
     ((*where, value, interval, seeds, source, says),) = evidence_rows(found(DIFFERENCE, *runs))
     assert (value, interval, seeds, source, says) == ("+2.10", "[+1.74, +2.46]", "2", "seeds, paper", "for")
     assert len(where) + 5 == len(EVIDENCE)
@@ -489,4 +489,4 @@ def test_the_command_prints_the_claims(monkeypatch, tmp_path):
     assert "undecided" in said.values() and "fails" in said.values()
     text = " ".join(result.output.split())
     assert "above-signsgd: 1 for, 0 against, 23 open; 2 of 48 cells FedBAT is more accurate than SignSGD" in text
-    assert "hangs on +2.00 [+1.41, +2.59] fedbat − signsgd, fmnist, 100 clients, iid" in text
+    assert "decided by +2.00 [+1.41, +2.59] fedbat − signsgd, fmnist, 100 clients, iid" in text

@@ -118,7 +118,7 @@ def test_interrupt_leaves_a_valid_record_to_go_on_from(by, fedbat_here, tmp_path
     refused = fedbat_here("run", *FAST, "--out", out, check=2)
     assert f"holds an unfinished run; go on with it by `fedbat resume {out}`" in refused.stderr
     again = fedbat("resume", out, check=0).stdout
-    assert f"going on with round {len(lines) + 1}" in again and "round 15/15" in again and "less up" in again
+    assert f"continuing at round {len(lines) + 1}" in again and "round 15/15" in again and "saved up" in again
     assert "round 1/15" not in again and "instead of" not in again
     summary = json.loads((out / "summary.json").read_text())
     assert summary["status"] == "finished" and summary["rounds_done"] == 15
@@ -244,7 +244,7 @@ def test_another_engine_goes_on_and_is_said_and_recorded(fedbat_here, tmp_path):
         (["run", "--engine", "nope"], "unknown engine 'nope'; choose from auto, sequential, cpu, cuda"),
         (["run", "--memory-budget", "much"], "--memory-budget is 'much', expected a size such as 500MB or 2GB"),
         (["run", "--partition", "virtual", "--samples", "5"], "got 5 samples for each virtual client, expected 64 to"),
-        (["run", "--beta", "0.1"], "--beta is 0.1, for which --partition iid has no use; drop it, or choose dirichlet"),
+        (["run", "--beta", "0.1"], "--beta is 0.1, but --partition iid does not use it; drop it, or choose dirichlet"),
         (["compare", "--partition", "dirichlet", "--labels", "2"], "drop it, or choose labels or labels-balanced"),
         (["data", "show", "--samples", "64"], "drop it, or choose virtual or virtual-iid"),
         (["resume", "."], "holds no run; name a folder made by `fedbat run` or `fedbat compare`"),
@@ -292,7 +292,7 @@ def test_a_method_is_explained_with_every_setting(name, fedbat_here):
 
 def test_a_setting_is_explained_with_what_can_be_given(fedbat_here):
     text = fedbat_here("methods", "fedbat", check=0).stdout
-    assert re.search(r"^sent +fresh +fresh or last +a new draw of S", text, re.M)
+    assert re.search(r"^sent +fresh +fresh or last +fresh: a new draw of S", text, re.M)
     assert re.search(r"^bounds +0.0005,0.05 +number,number or off +of alpha", text, re.M)
     assert "Where the paper and the authors' code" not in text
     assert "unknown method 'fedbit'; choose from" in fedbat_here("methods", "fedbit", check=2).stderr

@@ -84,7 +84,7 @@ def check_downlink(name: str) -> None:
     """Refuse a name that is not in DOWNLINKS."""
     if name not in DOWNLINKS:
         raise ConfigError(
-            f"down is {name!r}, expected {', '.join(map(repr, DOWNLINKS))}: bits of a weight, or following"
+            f"down is {name!r}, expected {', '.join(map(repr, DOWNLINKS))}: bits per weight, or one-bit changes"
         )
 
 

@@ -158,7 +158,7 @@ def _entry_from_line(line: str) -> Entry:
             shape = [int(size) for size in sizes.split(",") if size.isdecimal() and len(size) < 20]
             if ",".join(map(str, shape)) == sizes and math.prod(size or 1 for size in shape) < _TOO_MANY:
                 return Entry(name, cast(Role, role), _DTYPES[dtype], torch.Size(shape))
-    raise WireError(f"a tensor is told as {line!r}, expected role, type, sizes and name; was it sent by fedbat?")
+    raise WireError(f"unreadable layout line {line!r}, expected role, type, sizes and name; was it sent by fedbat?")
 
 
 def _fits(tensor: Tensor, role: Role) -> bool:

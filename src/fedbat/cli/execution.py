@@ -135,7 +135,7 @@ def print_table(done: Mapping[str, list[Round]], federation: Federation) -> None
 
     Traffic is up and down, of all clients and rounds.
     """
-    table = new_table("run", "best %", "last 10", "bits up", "down", "less up", "total", "traffic", "seconds")
+    table = new_table("run", "best %", "last 10", "bits up", "down", "saved up", "both", "traffic", "seconds")
     summaries: dict[str, dict[str, Any]] = {label: summarize(federation, found) for label, found in done.items()}
     for label, s in summaries.items():
         table.add_row(
@@ -168,7 +168,7 @@ def _changes(record: RunRecord) -> list[str]:
     if len(record.legs) < 2:
         return []
     before, now = record.legs[-2:]
-    lines = [f"going on with round {now['first_round']}"]
+    lines = [f"continuing at round {now['first_round']}"]
     for what, of in _SAME.items():
         if (old := of(before)) != (new := of(now)):
             lines.append(f"{what} {new} instead of {old}: the results may differ from those of an uninterrupted run")

@@ -42,20 +42,25 @@ Init = Annotated[
 ]
 Weights = Annotated[
     str,
-    typer.Option(help=f"What a client's weight in the mean is: its {' or '.join(WEIGHTS)} (the authors' code)."),
+    typer.Option(help=f"How clients are weighted in the mean: by {' or '.join(WEIGHTS)} (as in the authors' code)."),
 ]
 Beta = Annotated[
-    float | None, typer.Option(help="Dirichlet concentration; less is more skewed. Default: 0.3, for cifar100 0.1.")
+    float | None, typer.Option(help="Dirichlet concentration; smaller is more skewed. Default: 0.3, for cifar100 0.1.")
 ]
 Labels = Annotated[
     int | None, typer.Option(help="Labels of a client in label partitions. Default: 3, for cifar100 10.")
 ]
 Samples = Annotated[int | None, typer.Option(help="Samples of a client in virtual partitions. Default: 64.")]
-Down = Annotated[str, typer.Option(help=f"Bits of a weight on its way down to the clients: {', '.join(DOWNLINKS)}.")]
+_FOLLOW = "one-bit changes, for clients that keep a copy"
+Down = Annotated[str, typer.Option(help=f"Bits per weight of the model sent to clients: {', '.join(DOWNLINKS)} ({_FOLLOW}).")]
 Downs = Annotated[
-    str, typer.Option("--down", help=f"Bits down, comma-separated, each run with every method: {', '.join(DOWNLINKS)}.")
+    str,
+    typer.Option(
+        "--down",
+        help=f"Bits down, comma-separated, each run with every method: {', '.join(DOWNLINKS)} ({_FOLLOW}).",
+    ),
 ]
-Average = Annotated[float, typer.Option(help="Weight of the past in an averaged model, say 0.9. 0: none is kept.")]
+Average = Annotated[float, typer.Option(help="Also keep a running average of the model, with this weight on the past, say 0.9. 0: off.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything but the split.")]
 PartitionSeed = Annotated[int, typer.Option(help="Seed of the split; 1234 is the authors'.")]
 Settings = Annotated[
@@ -92,7 +97,7 @@ TensorBoardFolder = Annotated[
     typer.Option(
         "--tensorboard",
         metavar="FOLDER",
-        help="Log the run there, to be watched with tensorboard --logdir FOLDER.",
+        help="Log the run to this folder; view it with tensorboard --logdir FOLDER.",
         show_default=False,
         callback=_with_tensorboard,
     ),
@@ -100,13 +105,13 @@ TensorBoardFolder = Annotated[
 LINK = typer.Option(
     "--link",
     metavar="up=10,down=50",
-    help="Mbit/s to price the runs on. Also latency=MS, compute=10x or SECONDS; or a .csv of client,up,down.",
+    help="Client connections in Mbit/s. Also latency=MS, compute=10x or SECONDS; or a .csv of client,up,down.",
     show_default=False,
 )
 Target = Annotated[
     float | None,
     typer.Option(
-        help="Accuracy to reach on --link, say 0.85. Default: 99 % of the lowest best accuracy.", show_default=False
+        help="Accuracy to reach on --link, say 0.85. Default: 99 % of the lowest of the runs' best accuracies.", show_default=False
     ),
 ]
 Out = Annotated[
@@ -120,7 +125,7 @@ def check_partition(experiment: Experiment) -> Experiment:
         value, users = getattr(experiment, name), [key for key, scheme in PARTITIONS.items() if name in scheme.uses]
         if value is not None and experiment.partition not in users:
             raise ConfigError(
-                f"--{name} is {value}, for which --partition {experiment.partition} has no use; "
+                f"--{name} is {value}, but --partition {experiment.partition} does not use it; "
                 f"drop it, or choose {' or '.join(users)}"
             )
     return experiment

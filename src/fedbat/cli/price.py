@@ -27,7 +27,7 @@ def price(
         typer.Option(help="Folder for link.json and link.png. Default: neither is written.", show_default=False),
     ] = None,
 ) -> None:
-    """Price recorded runs on a link: rounds, bytes and seconds until they reach an accuracy. Nothing is run again.
+    """Work out what recorded runs take on a connection: rounds, bytes and seconds to an accuracy. Nothing is run again.
 
     [bold]Examples[/]
 
@@ -73,7 +73,7 @@ def _print(priced: "PricedGroup", title: str, link: Link, usual: bool) -> None:
     """Rounds, traffic and seconds are those to the target; the rest is the mean round."""
     why = " (99 % of the lowest best; --target sets another)" if usual else ""
     say(f"\n{title}: {link}")
-    say(f"to {100 * priced.target:.2f} % accuracy{why}; then a mean round in seconds; best methods first")
+    say(f"rounds, traffic, time: until {100 * priced.target:.2f} % accuracy{why}; the rest: a mean round, in seconds")
     table = new_table("run", "best %", "rounds", "traffic", "time", "a round", "down", "compute", "up")
     for run in priced.runs:
         times, costs = mean_times(run.times), run.costs
@@ -86,7 +86,7 @@ def _print(priced: "PricedGroup", title: str, link: Link, usual: bool) -> None:
         best = max(run.run.record.best for run in priced.runs)
         say(f"none reaches {100 * priced.target:.2f} %, the best has {best:.2f} %; lower --target")
     for how in dict.fromkeys(run.computing for run in priced.runs) if link.seconds is None else ():
-        say(f"computing: {how}; compute=10x or compute=SECONDS stands for clients that are slower")
+        say(f"computing: {how}; use compute=10x or compute=SECONDS for slower clients")
 
 
 def _seconds(value: float) -> str:

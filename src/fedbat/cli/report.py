@@ -49,5 +49,5 @@ def readable_runs(folders: Sequence[Path]) -> "list[Run]":
     for fault in faults:
         say(f"left out: {fault}")
     if not found:
-        raise DataError(f"{', '.join(map(str, folders))}: none of the runs has a whole round yet; wait for one")
+        raise DataError(f"{', '.join(map(str, folders))}: no run has a finished round yet; wait for one")
     return found

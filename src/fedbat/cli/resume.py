@@ -35,7 +35,7 @@ def resume(
     memory_budget: MemoryBudget = None,
     tensorboard: TensorBoardFolder = None,
 ) -> None:
-    """Go on with a run or a comparison that was stopped, however it was; the results are as if it had not been.
+    """Continue a run or comparison that was stopped; on the CPU, the results are those of an uninterrupted one.
 
     [bold]Example[/]
 

@@ -66,10 +66,10 @@ def compare(
 ) -> None:
     """Run several methods on the same split, initial weights, sampled clients and batches: a table and a picture.
 
-    A setting counts for every method that has it; [bold]--set fedbat.rho=4[/] for one alone.
+    A setting applies to every method that has it; [bold]--set fedbat.rho=4[/] to one alone.
 
-    With [bold]--link[/] also what the runs take on it until they reach an accuracy;
-    [bold]fedbat price[/] tells that of runs that are done.
+    With [bold]--link[/] also what the runs take on that connection to reach an accuracy;
+    [bold]fedbat price[/] works that out for recorded runs.
 
     [bold]Examples[/]
 

@@ -57,11 +57,11 @@ _SHARES = {1: 1.0, 2: 0.53, 3: 0.33, 4: 0.19}  # c_b = alpha' / mean|m|
 class FedBAT(Method):
     """Learns the signs and their step size: min over (m, alpha) of F_k(w + S(m, alpha)), Eq. 5."""
 
-    rho: Annotated[float, "pace of the step size, Eq. 10"] = 6.0
+    rho: Annotated[float, "how fast the step size is learned, Eq. 10"] = 6.0
     phi: Annotated[float, "share of the local steps that warm up without binarization"] = 0.5
     step: Annotated[StepRule, "fixed: rho = 0; inf-norm: the theorems' alpha = ||m||_inf, never bounded"] = "learned"
     bounds: Annotated[tuple[float, float] | None, "of alpha, for step = learned and fixed"] = (5e-4, 5e-2)
-    sent: Annotated[Sent, "a new draw of S, or that of the last step"] = "fresh"
+    sent: Annotated[Sent, "fresh: a new draw of S; last: the last step's"] = "fresh"
     bits: Annotated[int, "for each weight, 1 to 4"] = 1
 
     noisy_forward: ClassVar[bool] = True

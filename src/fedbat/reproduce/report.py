@@ -62,7 +62,7 @@ def _reached(book: Book, results: Results) -> Iterator[str]:
         if found.trials:
             done = len(results.trials.keys() & set(found.trials))
             rows.append([found.title, "", share(done, len(found.trials)), str(done)])
-    yield from table(("what was reached", "clients", "cells run", "runs"), rows, ["what was reached"])
+    yield from table(("table", "clients", "cells run", "runs"), rows, ["table"])
 
 
 def _how_to_read(book: Book) -> list[str]:
@@ -72,9 +72,8 @@ def _how_to_read(book: Book) -> list[str]:
         "Accuracies are test accuracies in percent. *paper* is what the paper prints (mean of five runs), *ours*",
         "the mean of *n* seeds with its standard deviation; both take the best round, as the authors' code does.",
         "*last ten* is the mean over the last ten rounds. *bytes up* is what one client really sends in a round,",
-        "packed, BatchNorm and header included; *seconds* is one whole run, beside others where several were made at",
-        "once, which makes each longer and all together shorter. A row without figures has not been run",
-        "yet; a table of which nothing has been run is only named.",
+        "packed, BatchNorm and header included; *seconds* is one whole run; runs made side by side each take longer.",
+        "A row without figures has not been run yet; a table of which nothing has been run is only named.",
         "",
         *(line for name, words in book.data.items() for line in (f"The data set *{name}* here is {words}.", "")),
     ]
@@ -89,7 +88,7 @@ def _summary(results: Results, findings: Sequence[Finding], num_open: int) -> It
         [f"cells within {WITHIN:g} point of the paper, of those it has", share(len(results.close()), len(compared))],
         [f"cells that deviate and are still [{_OPEN.lower()}]({_anchor(_OPEN)})", str(num_open)],
         ["pairs of methods ordered as in the paper", share(*orderings(columns))],
-        [f"those the paper puts more than {WITHIN:g} point apart", share(*orderings(columns, WITHIN))],
+        [f"of these, pairs that the paper puts more than {WITHIN:g} point apart", share(*orderings(columns, WITHIN))],
         [
             f"[claims]({_anchor(_CLAIMS)}) that hold / fail / are undecided / are left to tests",
             count_verdicts(findings),
@@ -153,8 +152,8 @@ def _claims(findings: Sequence[Finding]) -> Iterator[str]:
         "Each sentence that records can check, judged by differences between runs of the same seed. Its exact form and",
         "the margins given to vague words are in `experiments/claims.toml`, the rules in `experiments/README.md`. *the",
         "paper's numbers* is the verdict on what the paper prints. *for / against / open* counts comparisons whose",
-        "interval lies where the claim has it, elsewhere, or across the border; those not run yet are open. *hangs on*",
-        "is the one that decides. *spread from* says where the standard deviation is from.",
+        "interval lies where the claim has it, elsewhere, or across the border; those not run yet are open. *decided by*",
+        "names the one that decides. *spread from* says where the standard deviation is from.",
         "",
     ]
     yield from table(HEADER, map(claim_row, findings), HEADER)

@@ -29,9 +29,9 @@ def section(table: Table, book: Book, results: Results) -> Iterator[str]:
         "(`--down`); the server keeps the true one. *best* and *last ten* are the true model's, *received* what",
         "clients get of it (last ten rounds; empty where that is the same), *averaged* an average over the rounds",
         "that the server keeps (`--average`), for which nothing is sent. Bytes are those of a client in a round, as",
-        "packed, first downloads and catching up included; *saving* is against float32 both ways. A run of another",
-        "table that kept no averaged model stands here, too. The pictures show the last ten rounds: of the averaged",
-        "model, which chance moves least, or of the model where a run kept no average. [Which to",
+        "packed, first downloads and catching up included; *saving* is against float32 both ways. Runs from",
+        "other tables without an averaged model are included. The pictures show the last ten rounds: of the averaged",
+        "model, which chance moves least, or of the model itself if one of the runs kept no average. [Which to",
         "choose](docs/choosing.md).",
         "",
     ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fedbat.reproduce.claims import Finding, Measured, Verdict
 from fedbat.reproduce.estimates import LEVEL, Estimate
 
-HEADER = ("id", "claim", "where", "verdict", "the paper's numbers", "for / against / open", "hangs on", "cells")
+HEADER = ("id", "claim", "where", "verdict", "the paper's numbers", "for / against / open", "decided by", "cells")
 EVIDENCE = ("cell", "compared", "found", f"{1 - LEVEL:.0%} interval", "seeds", "spread from", "says")
 _SAYS = {True: "for", False: "against", None: "open"}
 
@@ -23,14 +23,14 @@ def claim_row(finding: Finding) -> list[str]:
 
 
 def claim_lines(finding: Finding) -> list[str]:
-    """A finding for the terminal: its name and how far it is decided, the claim, what the verdict hangs on."""
+    """A finding for the terminal: its name and how far it is decided, the claim, what decides the verdict."""
     claim = finding.claim
     if claim.tests:
         return [claim.id, claim.text, f"checked by {', '.join(test.partition('::')[2] for test in claim.tests)}"]
     counts = ", ".join(f"{count} {says}" for says, count in zip(_SAYS.values(), _tally(finding), strict=True))
     head = f"{claim.id}: {counts}; {finding.present} of {finding.needed} cells"
-    hangs = _deciding(finding)
-    return [head, claim.text, *([f"hangs on {hangs}"] if hangs else [])]
+    deciding = _deciding(finding)
+    return [head, claim.text, *([f"decided by {deciding}"] if deciding else [])]
 
 
 def evidence_rows(finding: Finding) -> list[list[str]]:

@@ -36,7 +36,7 @@ def width(choices: Choices) -> Iterator[str]:
         )
     elif best is None:
         tried = coverage(list(most.points), choices.places)
-        yield paragraph(f"**No width is recommended.** None costs FedBAT {RULE} against 32 bits down ({tried}).")
+        yield paragraph(f"**No width is recommended.** None keeps what FedBAT loses against 32 bits down to {RULE} ({tried}).")
     else:
         found = _by_width(choices)[best]
         yield paragraph(

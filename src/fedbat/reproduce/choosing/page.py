@@ -33,7 +33,7 @@ def _commands(choices: Choices) -> Iterator[str]:
         f"fedbat run --down {down} {SMALL}",
         "# the same clients in every round",
         "fedbat run --down follow --clients 10 --per-round 10 --rounds 10 --epochs 2",
-        "# skewed labels, where one bit up costs too much: two",
+        "# skewed labels, if one bit up loses too much: two bits",
         f"fedbat run --set bits=2 --down {down} --partition labels {SMALL}",
         "# beside FedAvg, on your link",
         f"fedbat compare --methods fedavg,fedbat --down 32,{down} {SMALL} --link up=10,down=50",

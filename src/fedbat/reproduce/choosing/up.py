@@ -53,7 +53,7 @@ def _fewest(choices: Choices, split: str) -> str:
     told = ", ".join(f"{signed(found.mean)} with {plural(bits)}" for bits, found in reversed(measured.items()))
     datasets = " and ".join(dict.fromkeys(place.dataset for found in measured.values() for place in found.points))
     bits = fewest_bits(measured)
-    advice = f"**{plural(bits)} up**" if bits else "**none tried is close enough**"
+    advice = f"**{plural(bits)} up**" if bits else "**no number of bits tried is close enough**"
     return f"{advice}. FedBAT against FedAvg on {datasets}: {told}{waiting}."
 
 

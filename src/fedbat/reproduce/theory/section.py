@@ -42,7 +42,7 @@ def section(table: Table, book: Book, results: Results) -> Iterator[str]:
     yield from [
         "FedBAT as the theorems have it (no warm-up, step size ||m||∞) on federations whose optima are known, many",
         "independent runs each; `none` sends updates as they are, which is FedAvg. *slope* is that of the logarithm of",
-        "the error against that of time, fitted to each run. *constant* is error × time^rate over the last octave of",
+        "the error against that of time, fitted to each run. *constant* is error × time^rate over the last doubling of",
         "time; *bound's constant* the same of the theorem's bound, with G and q as measured. Bounds are far from",
         "tight, so *expected* is the limit of the constant if the variances of Lemma 6 are taken as equalities. FedAvg",
         "with all clients is left with the noise of the data and the clients' drift, which falls as 1/t². In the",
