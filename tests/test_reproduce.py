@@ -492,6 +492,18 @@ def test_the_page_counts_only_the_runs_it_shows_and_has_no_empty_table():
         assert ("FedBAT against" in page) == ("fedbat" in shown) == ("Best rounds of runs with the same seed" in page)
 
 
+def test_a_folder_of_ones_own_needs_a_table_and_the_protocols(tmp_path):
+    with pytest.raises(ConfigError, match=r"no experiment files in .*copy of its protocols.toml"):
+        load_book(tmp_path)
+    (tmp_path / "protocols.toml").write_text((EXPERIMENTS / "protocols.toml").read_text())
+    grid = 'clients = [5]\ndataset = ["fmnist-mini"]\nsplit = ["iid"]\nmethod = ["fedbat"]\n'
+    (tmp_path / "mine.toml").write_text(f'title = "Mine"\n[fixed]\nper_round = 2\n[grid]\n{grid}')
+    book = load_book(tmp_path)
+    (cell,) = book.cells("mine", None, {})
+    assert str(cell.folder) == "fmnist-mini/iid-n5/fedbat-per_round-2-seed0"
+    assert "cells run, of all | 0 of 1" in render(book, Records(()), Path("figures"))
+
+
 def test_the_same_records_give_the_same_pictures(tmp_path):
     records = Records(tuple(_record({"fedavg": 0.9, "fedbat": 0.89, "zerofl": 0.8}) + _record({"fedbat": 0.9}, seed=1)))
     first, second = draw_figures(BOOK, records, tmp_path / "a"), draw_figures(BOOK, records, tmp_path / "b")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedbat import packing
-from fedbat.errors import WireError
+from fedbat.errors import DivergedError, WireError
 from fedbat.parts import KINDS, Part, Reader, Record
 
 WIDTHS = (2, 3, 4, 8)
@@ -81,7 +81,7 @@ class Channels(Part):
             )
         scales = reader.take_floats(channels, "the scales of a tensor")
         if torch.signbit(scales).any() or not torch.isfinite(scales * unit_levels(width)[-1]).all():
-            raise WireError(
+            raise DivergedError(
                 f"scales from {scales.min()} to {scales.max()}, expected none below 0 and all values finite; the "
                 "sender's training diverged"
             )

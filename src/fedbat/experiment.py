@@ -11,7 +11,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedbat.data import DATASETS, MIN_VIRTUAL_SAMPLES, PARTITIONS, Dataset, Split, load_dataset, partition
+from fedbat.data import (
+    MIN_VIRTUAL_SAMPLES,
+    Dataset,
+    Split,
+    check_dataset,
+    load_dataset,
+    partition,
+    scheme_of,
+    spec_of,
+)
 from fedbat.downlink import FULL, check_downlink
 from fedbat.errors import ConfigError
 from fedbat.layout import Layout, layout_of
@@ -71,10 +80,8 @@ class Experiment:
     partition_seed: int = 1234
 
     def __post_init__(self) -> None:
-        if self.dataset not in DATASETS:
-            raise ConfigError(f"unknown data set {self.dataset!r}; choose from {', '.join(DATASETS)}")
-        if self.partition not in PARTITIONS:
-            raise ConfigError(f"unknown partition {self.partition!r}; choose from {', '.join(PARTITIONS)}")
+        check_dataset(self.dataset)
+        scheme_of(self.partition)
         if self.weights not in WEIGHTS:
             raise ConfigError(f"--weights is {self.weights!r}; choose from {', '.join(WEIGHTS)}")
         if self.init is not None and self.init not in INITS:
@@ -110,12 +117,12 @@ class Experiment:
 
     def resolved(self) -> "Experiment":
         """The same experiment with every default written out."""
-        spec = DATASETS[self.dataset]
+        spec, scheme = spec_of(self.dataset), scheme_of(self.partition)
         model = self.model or spec.default_model
 
         def used(setting: str, default: float) -> Any:
             """Given, or by default; None where the partition has no use for it."""
-            if setting not in PARTITIONS[self.partition].uses:
+            if setting not in scheme.uses:
                 return None
             given = getattr(self, setting)
             return default if given is None else given

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedbat import packing
-from fedbat.errors import WireError
+from fedbat.errors import DivergedError, WireError
 from fedbat.parts import KINDS, Part, Reader, Record, Signs, float_bits, scale_of
 
 
@@ -129,7 +129,9 @@ class OddLevels(Coded):
         """All codes stand for a level, and every level is a number."""
         if not torch.isfinite(self.scale * self._top):
             step, top = float(self.scale), self._top
-            raise WireError(f"step size {step}, expected {top} times it to be finite; the sender's training diverged")
+            raise DivergedError(
+                f"step size {step}, expected {top} times it to be finite; the sender's training diverged"
+            )
 
 
 KINDS |= {kind.KIND: kind for kind in (Levels, OddLevels)}

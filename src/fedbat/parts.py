@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedbat import packing
-from fedbat.errors import WireError
+from fedbat.errors import DivergedError, WireError
 from fedbat.packing import num_bytes
 from fedbat.transfer import sent_to
 
@@ -116,7 +116,9 @@ class Reader:
         """The next `count` float32, all finite."""
         values = np.frombuffer(self.take(4 * count, what), "<f4").astype(np.float32)
         if not np.isfinite(values).all():
-            raise WireError(f"{what} holds NaN or infinity, expected finite numbers; the sender's training diverged")
+            raise DivergedError(
+                f"{what} holds NaN or infinity, expected finite numbers; the sender's training diverged"
+            )
         return torch.from_numpy(values)
 
     def close(self) -> None:
@@ -285,8 +287,10 @@ def float_bits(value: Tensor) -> int:
 def scale_of(word: int) -> Tensor:
     """The step size or scale in the record's word."""
     (value,) = struct.unpack("<f", struct.pack("<I", word))
-    if not math.isfinite(value) or math.copysign(1.0, value) < 0:
-        raise WireError(f"step size {value}, expected a finite number >= 0; the sender's training diverged")
+    if not math.isfinite(value):
+        raise DivergedError(f"step size {value}, expected a finite number; the sender's training diverged")
+    if math.copysign(1.0, value) < 0:
+        raise WireError(f"step size {value}, expected a number >= 0; the upload is damaged, or its method at fault")
     return torch.tensor(value, dtype=torch.float32, device="cpu")
 
 

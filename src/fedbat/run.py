@@ -1,5 +1,6 @@
 """A run with its record: begun or continued, checkpointed as it goes, stopped at any time without loss."""
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from fedbat.errors import ConfigError, DataError
 from fedbat.experiment import Federation
 from fedbat.lock import locked
 from fedbat.memories import Memories, half_of_ram
-from fedbat.records import RunRecord, is_begun, is_finished, read_experiment
+from fedbat.records import RunRecord, is_begun, is_finished, read_experiment, read_summary
 from fedbat.simulation import Round, initial_state, rounds
 
 CHECKPOINT_SECONDS = 20.0  # between two; a round on a GPU takes a fifth of one
@@ -94,6 +95,16 @@ def _check_same(federation: Federation, folder: Path) -> None:
     other = [f"{name} is {found[name]} there, {value} here" for name, value in wanted.items() if found[name] != value]
     if other:
         raise ConfigError(f"{folder} holds another run: {', '.join(other)}; name a new folder")
+    written = read_summary(folder).get("method_settings", {})
+    settings = type(federation.method).settings_of_record(written)
+    now = json.loads(json.dumps(federation.method.settings()))
+    if changed := [
+        f"{name} was {settings[name]}, is {now.get(name)}" for name in settings if settings[name] != now.get(name)
+    ]:
+        raise ConfigError(
+            f"{folder} was run with other defaults of {federation.experiment.method}: {', '.join(changed)}; restore "
+            "them, or start the run anew in another folder"
+        )
 
 
 def _check_model(federation: Federation, checkpoint: Checkpoint, folder: Path) -> None:

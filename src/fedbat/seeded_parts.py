@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedbat import packing, seeds
 from fedbat.channels import unit_levels
-from fedbat.errors import WireError
+from fedbat.errors import DivergedError, WireError
 from fedbat.parts import KINDS, Part, Reader, Record, expect_unused, float_bits, scale_of
 from fedbat.rotation import rotate_back
 
@@ -203,5 +203,5 @@ def _take_seed(reader: Reader) -> Tensor:
 def _rotated_scale(word: int) -> Tensor:
     scale = scale_of(word)
     if scale >= LARGEST_SCALE:
-        raise WireError(f"scale {float(scale)}, expected less than 2^64; the sender's training diverged")
+        raise DivergedError(f"scale {float(scale)}, expected less than 2^64; the sender's training diverged")
     return scale

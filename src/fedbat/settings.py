@@ -1,9 +1,10 @@
 """What users write as text: hyper-parameters ("rho=6"), the checks their dataclasses make, and classes of their own."""
 
 import dataclasses
+from contextlib import suppress
 from importlib import import_module
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from fedbat.errors import ConfigError
 
@@ -60,8 +61,8 @@ def settings_of(kind: type) -> list[Setting]:
     return [
         Setting(
             field.name,
-            show(field.default),
-            _values(hints[field.name]),
+            show(_default(field)),
+            _values(hints[field.name]) if _is_text(hints[field.name]) else "given in Python",
             " ".join(marked[field.name].__metadata__) if get_origin(marked[field.name]) is Annotated else "",
         )
         for field in dataclasses.fields(kind)
@@ -77,14 +78,31 @@ def parse_settings(kind: type, pairs: dict[str, str]) -> dict[str, Any]:
         if name not in known_names:
             known = f"it has {', '.join(known_names)}" if known_names else "it has none"
             raise ConfigError(f"{kind.__name__} has no setting {name!r}; {known}")
-        default = show(next(field.default for field in dataclasses.fields(kind) if field.name == name))
+        default = show(next(_default(field) for field in dataclasses.fields(kind) if field.name == name))
+        if not _is_text(hints[name]):
+            raise ConfigError(f"{name} is a {hints[name]}, which cannot be given as text; set it in Python")
         if not isinstance(text, str):
             raise ConfigError(f"{name}={text!r} is not text; write it like its default, {default!r}")
         try:
-            parsed[name] = _parse(name, text, hints[name])
+            parsed[name] = _parse(text, hints[name])
         except ValueError:
-            raise ConfigError(f"{name}={text!r} could not be read; write it like its default, {default}") from None
+            raise ConfigError(
+                f"{name}={text!r} could not be read; expected {_values(hints[name])}, such as its default, {default}"
+            ) from None
     return parsed
+
+
+def check_settings(kind: type) -> None:
+    """Refuse a method without defaults, and settings that would not count."""
+    fields, hints = {found.name: found for found in dataclasses.fields(kind)}, get_type_hints(kind)
+    own = {name for name in vars(kind).get("__annotations__", {}) if get_origin(hints[name]) is not ClassVar}
+    if own and "__dataclass_fields__" not in vars(kind):
+        raise ConfigError(
+            f"{kind.__name__} changes {', '.join(sorted(own))} without being a dataclass; add @dataclass(frozen=True)"
+        )
+    for name, field in fields.items():
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"setting {name} of {kind.__name__} has no default value; give it one in the class")
 
 
 def show(value: object) -> str:
@@ -110,21 +128,43 @@ def _values(hint: Any) -> str:
     return {bool: "on or off", int: "whole number", float: "number"}.get(hint, "text")
 
 
-def _parse(name: str, text: str, hint: Any) -> Any:
+def _default(field: "dataclasses.Field[Any]") -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _is_text(hint: Any) -> bool:
+    """Whether `_parse` reads it."""
+    options = get_args(hint)
+    if get_origin(hint) in (Union, UnionType, tuple):
+        return all(option is NoneType or _is_text(option) for option in options)
+    if get_origin(hint) is Literal:
+        return all(isinstance(option, str) for option in options)
+    return hint in (bool, int, float, str)
+
+
+def _parse(text: str, hint: Any) -> Any:
+    """ValueError if it is not such a thing."""
     options = get_args(hint)
     if get_origin(hint) in (Union, UnionType):
         if NoneType in options and text.lower() in ("off", "none"):
             return None
-        return _parse(name, text, next(option for option in options if option is not NoneType))
+        return _first_that_fits(text, [option for option in options if option is not NoneType])
     if get_origin(hint) is tuple:
         pieces = text.split(",")
-        return tuple(_parse(name, piece, option) for piece, option in zip(pieces, options, strict=True))
+        return tuple(_parse(piece, option) for piece, option in zip(pieces, options, strict=True))
     if hint is bool:
         if text.lower() not in _BOOLEANS:
             raise ValueError(text)
         return _BOOLEANS[text.lower()]
     if hint in (int, float):
         return hint(text)
-    if hint is str or get_origin(hint) is Literal:  # which the dataclass checks
-        return text
-    raise ConfigError(f"{name} is a {hint}, which cannot be given as text; set it in Python")
+    if get_origin(hint) is Literal and text not in options:
+        raise ValueError(text)
+    return text
+
+
+def _first_that_fits(text: str, options: list[Any]) -> Any:
+    for option in options:
+        with suppress(ValueError):
+            return _parse(text, option)
+    raise ValueError(text)

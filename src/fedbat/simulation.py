@@ -9,7 +9,7 @@ import torch
 
 from fedbat.downlink import DOWNLINKS, Public
 from fedbat.engine.base import ClientResult, Engine, Evaluation, Lost
-from fedbat.errors import MethodError, WireError
+from fedbat.errors import DivergedError, MethodError, WireError
 from fedbat.experiment import Federation
 from fedbat.layout import tensors_of
 from fedbat.memories import Memories
@@ -169,9 +169,8 @@ def _add(aggregator: Aggregator, result: ClientResult, weight: float, index: int
     try:
         payload = Payload.from_bytes(result.upload, aggregator.layout, index, aggregator.method.kinds)
     except WireError as error:
-        raise WireError(
-            f"round {index + 1}, client {result.client}: {error}; if training diverged, lower --lr"
-        ) from None
+        hint = "; lower --lr" if isinstance(error, DivergedError) else ""
+        raise type(error)(f"round {index + 1}, client {result.client}: {error}{hint}") from None
     aggregator.add(payload, weight)
 
 

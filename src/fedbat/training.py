@@ -124,6 +124,7 @@ class LocalTraining:
         if self._w:
             self._local.fixed = self.method.prepare(self._w, self._local)
             parts, memory = self.method.encode(self._w, self._local, memory, self._noise)
+            _check_parts(self.method, parts, self._w)
         rest: Tensors = {}
         current = tensors_of(self._model, self.layout)  # a forward pass may give its model new buffers
         for entry in self.layout.rest:
@@ -258,6 +259,18 @@ begin = LocalTraining  # reads better where a round begins: `local = begin(metho
 def _marks(parameters: Mapping[str, nn.Parameter]) -> list[tuple[int, int]]:
     """By which parameters are known again: where each lies, and how often it was written to in place."""
     return [(p.data_ptr(), p._version) for p in parameters.values()]
+
+
+def _check_parts(method: Method, parts: Mapping[str, Part], w: Tensors) -> None:
+    """What servers would refuse is told to who wrote the method."""
+    who, kinds = f"{type(method).__name__}.encode", " or ".join(map(str, method.kinds))
+    if parts.keys() != w.keys():
+        raise MethodError(f"{who} gave parts for {list(parts)}, expected one for each of {list(w)}")
+    for layer, part in parts.items():
+        if not isinstance(part, tuple(kind.part for kind in method.kinds)):
+            raise MethodError(
+                f"{who} gave a {type(part).__name__} for {layer}, expected kind {kinds}; correct `kinds` or `encode`"
+            )
 
 
 def _change(start: Tensor, now: Tensor) -> Tensor:

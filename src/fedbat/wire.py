@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fedbat import channels, levels, seeded_parts  # noqa: F401  (their kinds of parts join KINDS)
-from fedbat.errors import WireError
+from fedbat.errors import DivergedError, WireError
 from fedbat.layout import Entry, Layout
 from fedbat.packing import num_bytes
 from fedbat.parts import KINDS, Kind, Part, Reader, Record
@@ -199,5 +199,7 @@ def _rest_from_bytes(reader: Reader, entry: Entry) -> Tensor:
     dtype = _numpy_dtype(entry.wire_dtype)
     values = np.frombuffer(raw, dtype).astype(dtype.newbyteorder("="))
     if dtype.kind == "f" and not np.isfinite(values).all():
-        raise WireError(f"{entry.name} holds NaN or infinity, expected finite numbers; the sender's training diverged")
+        raise DivergedError(
+            f"{entry.name} holds NaN or infinity, expected finite numbers; the sender's training diverged"
+        )
     return torch.from_numpy(values).view(entry.shape)

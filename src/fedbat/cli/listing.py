@@ -1,6 +1,5 @@
 """`fedbat methods`, `fedbat data list` and `fedbat data show`."""
 
-import dataclasses
 import inspect
 import itertools
 from pathlib import Path
@@ -28,7 +27,7 @@ from fedbat.data.picture import count_labels
 from fedbat.experiment import Experiment, prepare
 from fedbat.method import Method
 from fedbat.methods import METHODS, make_method
-from fedbat.settings import settings_of, show
+from fedbat.settings import settings_of
 from fedbat.view import count
 
 
@@ -47,14 +46,15 @@ def methods(
     for column in ("method", "what it does", "--set"):
         table.add_column(column, no_wrap=column == "method")
     for name, kind in METHODS.items():
-        defaults = (f"{field.name}={show(field.default)}" for field in dataclasses.fields(kind))
+        defaults = (f"{setting.name}={setting.default}" for setting in settings_of(kind))
         table.add_row(name, escape(_first_line(kind)), " ".join(defaults))
     console.print(table)
 
 
 def _explain(kind: type[Method]) -> None:
-    """What its file says of it before it goes into details, and its settings one by one."""
-    paragraphs = (inspect.getdoc(inspect.getmodule(kind)) or "").split("\n\n")
+    """What its file, or for one of your own its class, says of it before it goes into details, and its settings."""
+    told = inspect.getmodule(kind) if kind in METHODS.values() else kind
+    paragraphs = (inspect.getdoc(told) or "").split("\n\n")
     for paragraph in itertools.takewhile(lambda text: "\n- " not in text, paragraphs):
         console.print(escape(" ".join(paragraph.split())), "", sep="\n", highlight=False)
     settings = settings_of(kind)

@@ -21,8 +21,9 @@ console = Console()
 
 INTERRUPTED = 130  # what shells expect after Ctrl-C
 
-Dataset = Annotated[str, typer.Option(help=f"One of {', '.join(DATASETS)}.")]
-Partition = Annotated[str, typer.Option(help=f"One of {', '.join(PARTITIONS)}.")]
+_OR_YOUR_OWN = ", or your own as package.module:function."
+Dataset = Annotated[str, typer.Option(help=f"One of {', '.join(DATASETS)}{_OR_YOUR_OWN}")]
+Partition = Annotated[str, typer.Option(help=f"One of {', '.join(PARTITIONS)}{_OR_YOUR_OWN}")]
 Clients = Annotated[int, typer.Option(help="Number of clients N.")]
 PerRound = Annotated[int, typer.Option(help="Clients sampled in each round, K.")]
 Rounds = Annotated[int | None, typer.Option(help="Rounds R. Default: 100, for ResNets 200.", show_default=False)]
@@ -31,7 +32,7 @@ BatchSize = Annotated[int, typer.Option(help="Local batch size.")]
 LearningRate = Annotated[float, typer.Option("--lr", help="Local learning rate of plain SGD.")]
 Model = Annotated[
     str | None,
-    typer.Option(help=f"One of {', '.join(MODELS)}, or your own as package.module:function. Default: the data set's."),
+    typer.Option(help=f"One of {', '.join(MODELS)}{_OR_YOUR_OWN} Default: the data set's."),
 ]
 Init = Annotated[
     str | None,
@@ -52,7 +53,9 @@ Labels = Annotated[
 ]
 Samples = Annotated[int | None, typer.Option(help="Samples of a client in virtual partitions. Default: 64.")]
 _FOLLOW = "one-bit changes, for clients that keep a copy"
-Down = Annotated[str, typer.Option(help=f"Bits per weight of the model sent to clients: {', '.join(DOWNLINKS)} ({_FOLLOW}).")]
+Down = Annotated[
+    str, typer.Option(help=f"Bits per weight of the model sent to clients: {', '.join(DOWNLINKS)} ({_FOLLOW}).")
+]
 Downs = Annotated[
     str,
     typer.Option(
@@ -60,7 +63,9 @@ Downs = Annotated[
         help=f"Bits down, comma-separated, each run with every method: {', '.join(DOWNLINKS)} ({_FOLLOW}).",
     ),
 ]
-Average = Annotated[float, typer.Option(help="Also keep a running average of the model, with this weight on the past, say 0.9. 0: off.")]
+Average = Annotated[
+    float, typer.Option(help="Also keep a running average of the model, with this weight on the past, say 0.9. 0: off.")
+]
 Seed = Annotated[int, typer.Option(help="Seed of everything but the split.")]
 PartitionSeed = Annotated[int, typer.Option(help="Seed of the split; 1234 is the authors'.")]
 Settings = Annotated[
@@ -111,7 +116,8 @@ LINK = typer.Option(
 Target = Annotated[
     float | None,
     typer.Option(
-        help="Accuracy to reach on --link, say 0.85. Default: 99 % of the lowest of the runs' best accuracies.", show_default=False
+        help="Accuracy to reach on --link, say 0.85. Default: 99 % of the lowest of the runs' best accuracies.",
+        show_default=False,
     ),
 ]
 Out = Annotated[

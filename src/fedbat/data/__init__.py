@@ -1,6 +1,15 @@
 """Data sets, who holds which part of them, and what is done to their images."""
 
-from fedbat.data.datasets import DATASETS, Dataset, Spec, load_dataset, read_dataset
+from fedbat.data.datasets import (
+    DATASETS,
+    Dataset,
+    Spec,
+    check_dataset,
+    dataset_of,
+    load_dataset,
+    read_dataset,
+    spec_of,
+)
 from fedbat.data.partition import (
     PARTITIONS,
     partition,
@@ -8,6 +17,7 @@ from fedbat.data.partition import (
     partition_iid,
     partition_labels,
     partition_labels_balanced,
+    scheme_of,
 )
 from fedbat.data.picture import draw_partition
 from fedbat.data.population import MIN_VIRTUAL_SAMPLES, Population, Split
@@ -22,6 +32,8 @@ __all__ = [
     "Spec",
     "Split",
     "augment",
+    "check_dataset",
+    "dataset_of",
     "draw_partition",
     "load_dataset",
     "normalize",
@@ -31,4 +43,6 @@ __all__ = [
     "partition_labels",
     "partition_labels_balanced",
     "read_dataset",
+    "scheme_of",
+    "spec_of",
 ]

@@ -1,6 +1,7 @@
-"""The data sets of the paper, and a small one that ships with the package."""
+"""The data sets of the paper, a small one that ships with the package, and anyone's by `package.module:function`."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -9,11 +10,12 @@ from torch import Tensor
 from fedbat.data.files import Bundled, Downloadable, Remote, Source
 from fedbat.data.formats import Reader, check_labels, read_cifar10, read_cifar100, read_idx, read_svhn
 from fedbat.errors import ConfigError, DataError
+from fedbat.settings import imported
 
 
 @dataclass(frozen=True)
 class Spec:
-    """All we know of a data set before reading it; `default_...` is what the paper uses with it."""
+    """What a data set is like; `default_...` is what is used with it."""
 
     name: str
     num_classes: int
@@ -28,6 +30,12 @@ class Spec:
     default_model: str
     default_beta: float  # of the Dirichlet partition
     default_labels: int  # per client, of the label partitions
+
+
+@dataclass(frozen=True)
+class FiledSpec(Spec):
+    """All we know of a data set before reading it from files."""
+
     source: Source
     read: Reader
     train_files: tuple[str, ...]
@@ -45,16 +53,84 @@ class Dataset:
     y_test: Tensor
 
 
+def dataset_of(
+    x_train: Tensor, y_train: Tensor, x_test: Tensor, y_test: Tensor, *, augment: bool = False, model: str = "cnn"
+) -> Dataset:
+    """Images of your own: uint8 [N, C, H, W], with their labels, whole numbers from 0 on.
+
+    They are normalized by the means and standard deviations of the training images; `model` is used by default.
+    """
+    for what, images, labels in (("training", x_train, y_train), ("test", x_test, y_test)):
+        if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1:] != x_train.shape[1:]:
+            raise DataError(
+                f"the {what} images are {images.dtype} {list(images.shape)}, expected torch.uint8 [N, C, H, W], "
+                "training and test images of one size"
+            )
+        if labels.dtype.is_floating_point or labels.shape != images.shape[:1] or not len(labels):
+            raise DataError(
+                f"the {what} labels are {labels.dtype} {list(labels.shape)}, expected a whole number for each of "
+                f"{len(images)} images"
+            )
+    num_classes = int(y_train.max()) + 1
+    for what, labels in (("training", y_train), ("test", y_test)):
+        check_labels(labels.numpy(), 0, num_classes - 1, f"the {what} labels")
+    stds, means = torch.std_mean(x_train.float() / 255, dim=(0, 2, 3))
+    mean, std = tuple(means.tolist()), tuple(stds.clamp(min=1 / 255).tolist())
+    spec = Spec(
+        name="own",
+        num_classes=num_classes,
+        shape=(x_train.shape[1], x_train.shape[2], x_train.shape[3]),
+        num_train=len(x_train),
+        num_test=len(x_test),
+        train_mean=mean,
+        train_std=std,
+        test_mean=mean,
+        test_std=std,
+        augment=augment,
+        default_model=model,
+        default_beta=0.3,
+        default_labels=min(3, num_classes),
+    )
+    return Dataset(spec, x_train.contiguous(), y_train.long(), x_test.contiguous(), y_test.long())
+
+
+def check_dataset(name: str) -> None:
+    """Refuse what is neither known nor a function's name."""
+    if name not in DATASETS and ":" not in name:
+        raise ConfigError(f"unknown data set {name!r}; {_choices()}")
+
+
+def spec_of(name: str) -> Spec:
+    """What a data set is like; one of your own is made for that."""
+    return DATASETS[name] if name in DATASETS else _own(name).spec
+
+
 def load_dataset(name: str, root: Path | None = None) -> Dataset:
-    """Load a data set by name from `root` (default $FEDBAT_DATA) or the other places of `files`."""
+    """Load a data set by name from `root` (default $FEDBAT_DATA) or the other places of `files`; or one of your own."""
+    return read_dataset(DATASETS[name], root) if name in DATASETS else _own(name)
+
+
+@cache
+def _own(name: str) -> Dataset:
+    """What `package.module:function` returns, made once."""
+    check_dataset(name)
     try:
-        spec = DATASETS[name]
-    except KeyError:
-        raise ConfigError(f"unknown data set {name!r}; choose from {', '.join(DATASETS)}") from None
-    return read_dataset(spec, root)
+        made = imported(name)()
+    except (ImportError, TypeError) as error:
+        raise ConfigError(f"unknown data set {name!r} ({error}); {_choices()}") from error
+    if not isinstance(made, Dataset):
+        raise ConfigError(f"{name} returned a {type(made).__name__}, expected what fedbat.data.dataset_of returns")
+    return replace(made, spec=replace(made.spec, name=name))
 
 
-def read_dataset(spec: Spec, root: Path | None = None) -> Dataset:
+def _choices() -> str:
+    return (
+        f"choose from {', '.join(DATASETS)}, or name your own as package.module:function, which is called without "
+        "arguments and returns what fedbat.data.dataset_of gives"
+    )
+
+
+def read_dataset(spec: FiledSpec, root: Path | None = None) -> Dataset:
     """Find and read the files of `spec`, checking that they hold what it says."""
     paths = spec.source.find(root)
     train = _read_split(spec, [paths[name] for name in spec.train_files], spec.num_train)
@@ -62,7 +138,7 @@ def read_dataset(spec: Spec, root: Path | None = None) -> Dataset:
     return Dataset(spec, *train, *test)
 
 
-def _read_split(spec: Spec, paths: list[Path], count: int) -> tuple[Tensor, Tensor]:
+def _read_split(spec: FiledSpec, paths: list[Path], count: int) -> tuple[Tensor, Tensor]:
     images, labels = spec.read(paths)
     where = f"{', '.join(path.name for path in paths)} in {paths[0].parent}"
     if images.shape != (count, *spec.shape):
@@ -87,7 +163,7 @@ _SVHN_TRAIN, _SVHN_TEST = ("train_32x32.mat",), ("test_32x32.mat",)
 
 # Means and standard deviations are those of the authors' code, kept to reproduce the paper: a test set is
 # normalised by statistics of its own (which shrinks SVHN's test images by 11 %), CIFAR by those of ImageNet.
-_CIFAR10 = Spec(
+_CIFAR10 = FiledSpec(
     name="cifar10",
     num_classes=10,
     shape=(3, 32, 32),
@@ -139,7 +215,7 @@ _CIFAR100 = replace(
     test_files=_CIFAR100_TEST,
 )
 
-_FMNIST = Spec(
+_FMNIST = FiledSpec(
     name="fmnist",
     num_classes=10,
     shape=(1, 28, 28),
@@ -178,7 +254,7 @@ _FMNIST_MINI = replace(
     source=Bundled("fmnist_mini", _FMNIST_TRAIN + _FMNIST_TEST),
 )
 
-_SVHN = Spec(
+_SVHN = FiledSpec(
     name="svhn",
     num_classes=10,
     shape=(3, 32, 32),
@@ -204,4 +280,4 @@ _SVHN = Spec(
     test_files=_SVHN_TEST,
 )
 
-DATASETS: dict[str, Spec] = {spec.name: spec for spec in (_CIFAR10, _CIFAR100, _FMNIST, _FMNIST_MINI, _SVHN)}
+DATASETS: dict[str, FiledSpec] = {spec.name: spec for spec in (_CIFAR10, _CIFAR100, _FMNIST, _FMNIST_MINI, _SVHN)}

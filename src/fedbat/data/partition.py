@@ -6,8 +6,9 @@ the authors' code and of NIID-Bench (Li et al. 2022).
 """
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from fedbat.data.formats import Labels
 from fedbat.data.population import MIN_VIRTUAL_SAMPLES, Population, Split
 from fedbat.errors import ConfigError, DataError
+from fedbat.settings import imported
 
 Indices = NDArray[np.int64]
 
@@ -48,12 +50,42 @@ def partition(
     samples: int | None = MIN_VIRTUAL_SAMPLES,
 ) -> Split:
     """Partition by name; each name uses the settings it needs, and 1234 is the authors' seed."""
-    try:
-        scheme = PARTITIONS[name]
-    except KeyError:
-        raise ConfigError(f"unknown partition {name!r}; choose from {', '.join(PARTITIONS)}") from None
+    scheme = scheme_of(name)
     settings = {"beta": beta, "labels": labels_per_client, "samples": samples}
     return scheme.split(labels, num_clients, seed, *(settings[setting] for setting in scheme.uses))
+
+
+def scheme_of(name: str) -> Scheme:
+    """By its name here, or your own by `package.module:function`, called with labels, number of clients and seed."""
+    if name in PARTITIONS:
+        return PARTITIONS[name]
+    choices = (
+        f"choose from {', '.join(PARTITIONS)}, or name your own as package.module:function, which is called with "
+        "labels, number of clients and seed"
+    )
+    if ":" not in name:
+        raise ConfigError(f"unknown partition {name!r}; {choices}")
+    try:
+        return Scheme(partial(_own_split, name, imported(name)))
+    except ImportError as error:
+        raise ConfigError(f"unknown partition {name!r} ({error}); {choices}") from None
+
+
+def _own_split(
+    name: str, function: Callable[[Labels, int, int], Iterable[Any]], labels: Labels, num_clients: int, seed: int
+) -> Dealt:
+    dealt = Dealt(np.asarray(part) for part in function(labels, num_clients, seed))
+    if len(dealt) != num_clients:
+        raise DataError(f"{name} gave parts for {len(dealt)} clients, expected {num_clients}; it is told how many")
+    for client, part in enumerate(dealt):
+        whole = part.ndim == 1 and part.dtype.kind in "iu" and len(part) > 0
+        if not whole or part.min() < 0 or part.max() >= len(labels):
+            raise DataError(
+                f"{name} gave client {client} {part.dtype} {list(part.shape)}, expected one row of sample numbers from "
+                f"0 to {len(labels) - 1}, at least one"
+            )
+        dealt[client] = part.astype(np.int64)
+    return dealt
 
 
 def partition_iid(labels: Labels, num_clients: int, seed: int) -> Dealt:

@@ -122,7 +122,7 @@ def _pickled_without_data(federation: Federation) -> bytes:
     private = {f.name: getattr(federation, f.name) for f in dataclasses.fields(federation) if f.name != "data"}
     try:
         return pickle.dumps(private)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
+    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
         raise CannotTravelError(
             f"the model or method cannot be sent to a worker process ({error}); define its classes and functions at "
             "the top level of a module, or use --engine sequential"

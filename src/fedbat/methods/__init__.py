@@ -16,7 +16,7 @@ from fedbat.methods.noisy_signsgd import NoisySignSGD
 from fedbat.methods.signsgd import SignSGD
 from fedbat.methods.stoc_signsgd import StocSignSGD
 from fedbat.methods.zerofl import ZeroFL
-from fedbat.settings import imported, parse_settings
+from fedbat.settings import check_settings, imported, parse_settings
 
 METHODS: dict[str, type[Method]] = {
     "bifl": BiFL,
@@ -48,6 +48,7 @@ def method_kind(name: str) -> type[Method]:
         raise ConfigError(f"unknown method {name!r} ({error}); {choices}") from None
     if not isinstance(kind, type) or not issubclass(kind, Method):
         raise ConfigError(f"method {name!r} is no method; expected a subclass of fedbat.method.Method")
+    check_settings(kind)
     return kind
 
 

@@ -36,7 +36,7 @@ class ZeroFL(Method):
     """Trains sparse (SWAT), sends the largest 1 - sparsity + extra of each layer."""
 
     sparsity: Annotated[float, "share of a layer that is not sent"] = 0.97
-    train_sparsity: Annotated[float | None, "of training and tests; off: same as sparsity; 0: only uploads are pruned"] = None
+    train_sparsity: Annotated[float | None, "of training and tests; off: as sparsity; 0: dense"] = None
     extra: Annotated[float, "share that is sent beyond 1 - sparsity, r_mask"] = 0.0
     variant: Annotated[Variant, "what is sent, and by whose magnitude it is chosen"] = "weights-diff"
     sparse_first_layer: Annotated[bool, "train the first layer sparse, too"] = False

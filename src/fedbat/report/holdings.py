@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbat.data import DATASETS, load_dataset, partition
+from fedbat.data import DATASETS, PARTITIONS, load_dataset, partition
 from fedbat.data.picture import count_labels, sizes_in_words
 from fedbat.errors import FedbatError
 
@@ -31,8 +31,9 @@ class Holdings:
 def holdings_of(config: Mapping[str, Any]) -> Holdings | str:
     """Of the clients of a run, or why they are not known here; nothing is downloaded."""
     name, clients = config["dataset"], config["clients"]
-    if name not in DATASETS:
-        return f"Not shown: this version of fedbat does not know the data set {name}."
+    if name not in DATASETS or config["partition"] not in PARTITIONS:  # somebody's own code is not run for a picture
+        unknown = f"the data set {name}" if name not in DATASETS else f"the partition {config['partition']}"
+        return f"Not shown: {unknown} is not one of fedbat's."
     if DATASETS[name].source.locate(None) is None:
         return f"Not shown: the data set {name} is not on the machine that wrote this page."
     try:

@@ -83,9 +83,9 @@ def canonical(experiment: Experiment) -> Experiment:
 def variant(experiment: Experiment) -> str:
     """The method and whatever is not at its default: fedbat-rho-0, fedpaq-bits-3."""
     experiment = canonical(experiment)
-    usual = dataclasses.replace(
-        experiment, **{name: getattr(Experiment, name) for name in vars(experiment) if name not in _IN_THE_PATH}
-    ).resolved()
+    defaults = {name: getattr(Experiment, name) for name in vars(experiment) if name not in _IN_THE_PATH}
+    defaults["per_round"] = min(defaults["per_round"], experiment.clients)
+    usual = dataclasses.replace(experiment, **defaults).resolved()
     usual = dataclasses.replace(usual, rounds=dataclasses.replace(experiment, rounds=None).resolved().rounds)
     changed = {name: value for name, value in vars(experiment).items() if value != getattr(usual, name)}
     parts = [*experiment.settings.items(), *((name, show(value)) for name, value in changed.items())]

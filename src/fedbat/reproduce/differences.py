@@ -53,8 +53,8 @@ def section(table: Table, book: Book, results: Results) -> Iterator[str]:
     """For each choice a sentence that follows from the numbers, and the numbers."""
     yield from [
         "Each choice by itself, everything else as in the tables above. Differences are between runs of the same seed,",
-        "in points, with the interval of their mean; an interval that holds zero is called no measurable change. *spread",
-        "from* says where their standard deviation is from, as for the claims.",
+        "in points, with the interval of their mean; an interval that holds zero is called no measurable change.",
+        "*spread from* says where their standard deviation is from, as for the claims.",
         "",
     ]
     shelf = Shelf(book)

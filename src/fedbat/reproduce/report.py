@@ -152,8 +152,8 @@ def _claims(findings: Sequence[Finding]) -> Iterator[str]:
         "Each sentence that records can check, judged by differences between runs of the same seed. Its exact form and",
         "the margins given to vague words are in `experiments/claims.toml`, the rules in `experiments/README.md`. *the",
         "paper's numbers* is the verdict on what the paper prints. *for / against / open* counts comparisons whose",
-        "interval lies where the claim has it, elsewhere, or across the border; those not run yet are open. *decided by*",
-        "names the one that decides. *spread from* says where the standard deviation is from.",
+        "interval lies where the claim has it, elsewhere, or across the border; those not run yet are open. *decided",
+        "by* names the one that decides. *spread from* says where the standard deviation is from.",
         "",
     ]
     yield from table(HEADER, map(claim_row, findings), HEADER)

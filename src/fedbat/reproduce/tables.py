@@ -194,20 +194,23 @@ def matches(point: Point, only: Mapping[str, str]) -> bool:
 def load_book(folder: Path, protocol: str = PROTOCOL) -> Book:
     """Read every experiment file, with the paper's words as `protocol` takes them."""
     if not (folder / "protocols.toml").is_file():
-        raise ConfigError(f"no experiment files in {folder}; work in a clone of the repository, or use --experiments")
+        raise ConfigError(
+            f"no experiment files in {folder}; work in a clone of the repository, or let --experiments name a folder with "
+            "files of yours and a copy of its protocols.toml"
+        )
     protocols = read_toml(folder / "protocols.toml")
     if protocol not in protocols:
         raise ConfigError(f"unknown protocol {protocol!r}; choose from {', '.join(protocols)}")
     chosen = Protocol(protocol, **({"model": {}, "settings": {}} | protocols[protocol]))
     files = {path.stem: read_toml(path) for path in sorted(folder.glob("*.toml"))}
-    order = tuple(Part(**({"only": {}} | part)) for part in files["order"]["part"])
+    order = tuple(Part(**({"only": {}} | part)) for part in files.get("order", {}).get("part", []))
     with_tables = [name for name, file in files.items() if "grid" in file or "trial" in file]
     names = dict.fromkeys([part.table for part in order] + with_tables)
     if missing := names.keys() - files.keys():
         raise ConfigError(f"{folder / 'order.toml'} names {', '.join(missing)}, which is no file there; add it")
     tables = {name: _table(folder, name, files[name], chosen) for name in names}
-    notes = tuple(Note(**note) for note in files["notes"].get("note", []))
-    book = Book(folder, tables, order, notes, chosen, files["notes"].get("data", {}))
+    notes = tuple(Note(**note) for note in files.get("notes", {}).get("note", []))
+    book = Book(folder, tables, order, notes, chosen, files.get("notes", {}).get("data", {}))
     for only in [part.only for part in order] + [note.only for note in notes]:
         book.check(only)
     return book

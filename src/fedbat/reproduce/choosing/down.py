@@ -36,7 +36,9 @@ def width(choices: Choices) -> Iterator[str]:
         )
     elif best is None:
         tried = coverage(list(most.points), choices.places)
-        yield paragraph(f"**No width is recommended.** None keeps what FedBAT loses against 32 bits down to {RULE} ({tried}).")
+        yield paragraph(
+            f"**No width is recommended.** None keeps what FedBAT loses against 32 bits down to {RULE} ({tried})."
+        )
     else:
         found = _by_width(choices)[best]
         yield paragraph(

@@ -1,0 +1,278 @@
+"""Data sets, splits and models of one's own, by the name of a function, as docs/own-experiments.md has them."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedbat.data import dataset_of, load_dataset, partition, spec_of
+from fedbat.engine import make_engine
+from fedbat.errors import ConfigError, DataError, MethodError
+from fedbat.experiment import Experiment, prepare
+from fedbat.method import Method
+from fedbat.methods import make_method
+from fedbat.methods.fedbat import FedBAT
+from fedbat.settings import settings_of
+from fedbat.simulation import initial_state, rounds
+from tests.local_training import finish
+
+PAGE = (Path(__file__).parent.parent / "docs" / "own-experiments.md").read_text()
+MINE, SCRIPT = re.findall(r"<!-- tests/test_own_experiments.py runs this.*? -->\n```python\n(.*?)```", PAGE, re.S)
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """The page's module, in the current folder."""
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run_python(*command):
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_page_runs_on_the_command_line_and_from_python(mine):
+    for line in re.findall(r"^fedbat (run .*)$", PAGE, re.M):
+        run_python("-m", "fedbat", *line.split(), "--engine", "cpu", "--out", "there")
+    summary = json.loads((mine / "there" / "summary.json").read_text())
+    assert summary["config"]["dataset"] == "mine:stripes" and summary["config"]["model"] == "mine:small"
+    assert summary["best_accuracy"] > 0.4  # a quarter is chance
+    (mine / "script.py").write_text(SCRIPT)
+    lines = run_python("script.py").splitlines()
+    assert [line.split()[0] for line in lines] == ["0", "6"]
+    assert all(len(json.loads(line.split(" ", 1)[1])) == 5 for line in lines)
+
+
+def few(count=40):
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randint(0, 255, (count, 3, 8, 8), generator=draw, dtype=torch.uint8)
+    return dataset_of(x, torch.arange(count) % 5, x[:10], torch.arange(10) % 5)
+
+
+def thirds(labels, num_clients, seed):
+    return np.array_split(np.arange(len(labels)), num_clients)
+
+
+def one_short(labels, num_clients, seed):
+    return thirds(labels, num_clients - 1, seed)
+
+
+def beyond(labels, num_clients, seed):
+    return [part + 1 for part in thirds(labels, num_clients, seed)]
+
+
+def nothing():
+    return "nothing"
+
+
+def test_a_data_set_is_what_its_images_are():
+    data = few()
+    assert data.spec.num_classes == 5 and data.spec.shape == (3, 8, 8) and data.spec.default_labels == 3
+    pixels = data.x_train.double() / 255
+    for channel in range(3):
+        assert data.spec.train_mean[channel] == pytest.approx(pixels[:, channel].mean().item(), abs=1e-5)
+        assert data.spec.test_std[channel] == pytest.approx(pixels[:, channel].std().item(), abs=1e-5)
+    name = f"{__name__}:few"
+    assert load_dataset(name) is load_dataset(name) and spec_of(name).name == name
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x_train": torch.zeros(4, 1, 8, 8)}, r"training images are torch.float32 .*expected torch.uint8 \[N, C"),
+        ({"x_test": torch.zeros(2, 1, 9, 8, dtype=torch.uint8)}, r"test images are .*\[2, 1, 9, 8\]"),
+        ({"y_train": torch.zeros(3, dtype=torch.int64)}, r"training labels are .*\[3\], expected a whole number for each"),
+        ({"y_train": torch.zeros(4)}, "training labels are torch.float32"),
+        ({"y_test": torch.tensor([0, 2])}, "test labels"),
+        ({"y_train": torch.tensor([-1, 0, 1, 1])}, "training labels"),
+    ],
+)  # fmt: skip
+def test_data_that_cannot_be_used_are_refused(change, message):
+    images = torch.zeros(4, 1, 8, 8, dtype=torch.uint8)
+    good = {"x_train": images, "y_train": torch.tensor([0, 0, 1, 1]), "x_test": images[:2], "y_test": torch.tensor([0, 1])}
+    dataset_of(**good)
+    with pytest.raises(DataError, match=message):
+        dataset_of(**good | change)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("stripes", "unknown data set 'stripes'; choose from cifar10, .*package.module:function"),
+        ("nowhere:stripes", r"unknown data set 'nowhere:stripes' \(No module named 'nowhere'\)"),
+        (f"{__name__}:nothing", "returned a str, expected what fedbat.data.dataset_of returns"),
+    ],
+)
+def test_data_sets_that_are_not_there(name, message):
+    with pytest.raises(ConfigError, match=message):
+        prepare(Experiment(dataset=name))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("one_short", "gave parts for 2 clients, expected 3"),
+        ("beyond", "expected one row of sample numbers from 0 to 39"),
+    ],
+)
+def test_splits_that_cannot_be(name, message):
+    labels = few().y_train.numpy()
+    assert [len(part) for part in partition(f"{__name__}:thirds", labels, 3)] == [14, 13, 13]
+    with pytest.raises(DataError, match=message):
+        partition(f"{__name__}:{name}", labels, 3)
+    with pytest.raises(ConfigError, match="unknown partition 'nowhere:thirds'"):
+        Experiment(partition="nowhere:thirds")
+
+
+class Flattening(nn.Module):
+    """As in PyTorch's tutorials: images that lie channels_last cannot be viewed as rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.out = nn.Conv2d(3, 64, 3, padding=1), nn.Linear(64 * 16, 5)
+        self.more = nn.Conv2d(64, 64, 3, padding=1)
+        self.pool = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
+
+    def forward(self, x):
+        x = self.more(self.pool(self.conv(x)))
+        return self.out(x.view(-1, 64 * 16))
+
+
+class Reshaping(Flattening):
+    def forward(self, x):
+        x = self.more(self.pool(self.conv(x)))
+        return self.out(x.reshape(-1, 64 * 16))
+
+
+def flattening(shape, num_classes):
+    return Flattening()
+
+
+def reshaping(shape, num_classes):
+    return Reshaping()
+
+
+def test_models_that_flatten_by_view_run_and_learn_what_those_learn_that_reshape():
+    accuracies = []
+    for model in ("flattening", "reshaping"):
+        experiment = Experiment(
+            dataset=f"{__name__}:few", clients=2, per_round=2, rounds=1, epochs=2, model=f"{__name__}:{model}", lr=0.01
+        )
+        federation = prepare(experiment)
+        engine = make_engine(federation, "sequential")
+        ((round_, state),) = rounds(federation, engine, initial_state(federation))
+        accuracies.append((round_.loss, state.w["conv.weight"]))
+    (loss, w), (other_loss, other_w) = accuracies
+    assert loss == pytest.approx(other_loss, rel=1e-3)
+    assert torch.nn.functional.cosine_similarity(w.flatten(), other_w.flatten(), dim=0) > 0.999
+
+
+# Methods of one's own.
+
+
+@dataclass(frozen=True)
+class Choosy(Method):
+    """Settings of several types."""
+
+    norm: Literal["l1", "l2"] = "l1"
+    share: float | Literal["auto"] = 0.5
+    both: tuple[int, float] = (1, 2.0)
+
+
+class NotADataclass(FedBAT):
+    """Looks like FedBAT with another pace."""
+
+    rho: float = 12.0
+
+
+class NewSetting(FedBAT):
+    """Looks like a setting."""
+
+    pace: float = 12.0
+
+
+@dataclass(frozen=True)
+class Bare(Method):
+    """Cannot be made by its name alone."""
+
+    pace: float
+
+
+@dataclass(frozen=True)
+class Listed(Method):
+    """A tuple of any length can be given in Python only."""
+
+    layers: tuple[float, ...] = (1.0, 2.0)
+    names: list[str] = field(default_factory=lambda: ["a"])
+
+
+@dataclass(frozen=True)
+class Forgetful(FedBAT):
+    """Leaves out a layer."""
+
+    def encode(self, w, local, memory, noise):
+        parts, memory = super().encode(w, local, memory, noise)
+        return dict(list(parts.items())[1:]), memory
+
+
+@dataclass(frozen=True)
+class Mistaken(Method):
+    """Its kinds are another's."""
+
+    kinds = FedBAT().kinds
+
+
+def test_settings_are_read_by_their_types():
+    name = f"{__name__}:Choosy"
+    assert make_method(name, {"share": "auto", "norm": "l2"}) == Choosy(share="auto", norm="l2")
+    assert make_method(name, {"share": "0.25", "both": "3,4"}) == Choosy(share=0.25, both=(3, 4.0))
+    for setting, text, expected in (("norm", "zzz", "l1 or l2"), ("share", "most", "number or auto")):
+        with pytest.raises(ConfigError, match=rf"{setting}='{text}' could not be read; expected {expected}"):
+            make_method(name, {setting: text})
+
+
+def test_settings_that_are_no_text_are_shown_and_left_to_python():
+    name = f"{__name__}:Listed"
+    assert [tuple(setting[:3]) for setting in settings_of(type(make_method(name)))] == [
+        ("layers", "1,2", "given in Python"),
+        ("names", "a", "given in Python"),
+    ]
+    with pytest.raises(ConfigError, match=r"layers is a tuple\[float, ...\], which cannot be given as text"):
+        make_method(name, {"layers": "1,2"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("NotADataclass", r"NotADataclass changes rho without being a dataclass; add @dataclass\(frozen=True\)"),
+        ("NewSetting", r"NewSetting changes pace without being a dataclass; add @dataclass\(frozen=True\)"),
+        ("Bare", "setting pace of Bare has no default value"),
+    ],
+)
+def test_settings_that_would_not_count_are_refused(kind, message):
+    with pytest.raises(ConfigError, match=message):
+        make_method(f"{__name__}:{kind}")
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (Forgetful(), r"Forgetful.encode gave parts for \['3.weight'\], expected one for each of \['0"),
+        (Mistaken(), r"Mistaken.encode gave a Dense for 0.weight, expected kind .*Signs"),
+    ],
+)  # fmt: skip
+def test_who_writes_a_method_is_told_what_it_gave(method, message):
+    with pytest.raises(MethodError, match=message):
+        finish(method, 2, 2)
