@@ -292,7 +292,8 @@ def test_what_cannot_be_continued_says_why(tmp_path):
     other = prepare(dataclasses.replace(SMALL, lr=0.2))
     with pytest.raises(ConfigError, match=r"holds another run: lr is 0.1 there, 0.2 here; name a new folder"):
         run(other, folder)
-    now = dataclasses.replace(federation, method=dataclasses.replace(federation.method, rho=5.0))  # its default was changed
+    method = dataclasses.replace(federation.method, rho=5.0)  # as if its default had been changed
+    now = dataclasses.replace(federation, method=method)
     with pytest.raises(ConfigError, match=r"run with other defaults of fedbat: rho was 6.0, is 5.0; restore them"):
         run(now, folder)
     index = folder / "checkpoint" / "checkpoint.json"

@@ -93,15 +93,15 @@ def test_a_data_set_is_what_its_images_are():
     [
         ({"x_train": torch.zeros(4, 1, 8, 8)}, r"training images are torch.float32 .*expected torch.uint8 \[N, C"),
         ({"x_test": torch.zeros(2, 1, 9, 8, dtype=torch.uint8)}, r"test images are .*\[2, 1, 9, 8\]"),
-        ({"y_train": torch.zeros(3, dtype=torch.int64)}, r"training labels are .*\[3\], expected a whole number for each"),
+        ({"y_train": torch.zeros(3, dtype=torch.int64)}, r"training labels are .*\[3\], expected a whole number"),
         ({"y_train": torch.zeros(4)}, "training labels are torch.float32"),
         ({"y_test": torch.tensor([0, 2])}, "test labels"),
         ({"y_train": torch.tensor([-1, 0, 1, 1])}, "training labels"),
     ],
 )  # fmt: skip
 def test_data_that_cannot_be_used_are_refused(change, message):
-    images = torch.zeros(4, 1, 8, 8, dtype=torch.uint8)
-    good = {"x_train": images, "y_train": torch.tensor([0, 0, 1, 1]), "x_test": images[:2], "y_test": torch.tensor([0, 1])}
+    images, labels = torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])
+    good = {"x_train": images, "y_train": labels, "x_test": images[:2], "y_test": labels[:2]}
     dataset_of(**good)
     with pytest.raises(DataError, match=message):
         dataset_of(**good | change)

@@ -31,11 +31,15 @@ def clamp(model):
     model[0].weight.clamp_(-1e-3, 1e-3)
 
 
+def replace(model):
+    model[0].weight.data = model[0].weight.data.clamp(-1e-3, 1e-3)
+
+
 def load(model):
     model.load_state_dict(mlp().state_dict())
 
 
-@pytest.mark.parametrize("touch", [clamp, load])
+@pytest.mark.parametrize("touch", [clamp, replace, load])
 @pytest.mark.parametrize("method", ALTERING, ids=lambda method: type(method).__name__)
 def test_what_is_written_while_the_model_computes_with_other_weights_is_refused(method, touch):
     message = rf"0\.weight was written to between two steps, while {type(method).__name__}"
@@ -49,11 +53,12 @@ def test_what_is_written_while_the_model_computes_with_other_weights_is_refused(
         local.finish()
 
 
+@pytest.mark.parametrize("touch", [clamp, replace])
 @pytest.mark.parametrize("method", [make_method("fedavg"), FedBAT(phi=1)], ids=lambda method: type(method).__name__)
-def test_while_it_computes_with_the_weights_themselves_what_is_written_counts(method):
+def test_while_it_computes_with_the_weights_themselves_what_is_written_counts(method, touch):
     start = mlp()[0].weight.detach()
     model, _, local = in_training(method)
-    clamp(model)
+    touch(model)
     clamped = model[0].weight.detach() - start
     part = local.finish().payload.parts["0.weight"]
     if method == make_method("fedavg"):
@@ -86,15 +91,45 @@ def test_what_is_taken_back_before_the_step_does_no_harm(method):
     assert local.finish().num_steps == 7
 
 
+def around_as_published(model, optimizer, x, y):
+    """The same as it is often written: old weights are kept, and put back as new memory."""
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    old = [p.data.clone() for p in model.parameters()]
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.05 * p.grad)
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    for p, data in zip(model.parameters(), old, strict=True):
+        p.data = data
+    optimizer.step()
+
+
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_memory_that_was_replaced_is_refused_by_every_method(name):
-    model, optimizer, local = in_training(make_method(name))
-    old = model[0].weight.data.clone()
-    model[0].weight.data = old
-    with pytest.raises(MethodError, match=r"memory of 0\.weight was replaced"):
-        plain_step(model, optimizer, *some_batches(1)[0])
-    with pytest.raises(MethodError, match=r"memory of 0\.weight was replaced"):
+def test_weights_put_back_as_new_memory_are_trained_on(name):
+    updates = []
+    for step in (around, around_as_published):
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        local = begin(make_method(name), model, optimizer, 5, noise=UniformNoise(0, "noise"))
+        for x, y in some_batches(5):
+            step(model, optimizer, x, y)
+        updates.append(local._update()["0.weight"])
         local.finish()
+    assert updates[0].norm() > 0 and (updates[0] - updates[1]).norm() < 0.05 * updates[0].norm()
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_model_that_was_moved_before_finish_sends_what_it_has_learned(name):
+    """As clients do that return their weights in another type."""
+    plain, *_ = finish(make_method(name), 4, 4, noise=UniformNoise(0, "noise"))
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    local = begin(make_method(name), model, optimizer, 4, noise=UniformNoise(0, "noise"))
+    run(model, optimizer, some_batches(4))
+    model.double()
+    assert local.finish().to_bytes() == plain.to_bytes()
 
 
 def test_a_second_optimizer_of_the_same_model_is_refused_once_the_forward_pass_is_altered():

@@ -115,7 +115,7 @@ class LocalTraining:
         """Encode the update, leave in the model exactly what was sent, and unhook."""
         if not self._handles:
             raise MethodError("finish() was called after training had ended; call it once, inside the `with` block")
-        self._check_untouched()
+        self._take_in()
         self._release()
         update = self._update()
         self._local.update = update
@@ -129,7 +129,7 @@ class LocalTraining:
         current = tensors_of(self._model, self.layout)  # a forward pass may give its model new buffers
         for entry in self.layout.rest:
             now, start = current[entry.name], self._start[entry.name]
-            rest[entry.name] = now.clone() if entry.role == "max" else _change(wide(start), wide(now))
+            rest[entry.name] = now.clone() if entry.role == "max" else _change(wide(start), wide(now.to(start.device)))
             if entry.role == "dense":
                 now.copy_(wide(start) + rest[entry.name])
         sent_updates = {}
@@ -158,7 +158,7 @@ class LocalTraining:
                 "optimizer.step(closure) computes gradients inside the step, where they cannot be pulled back; "
                 "call loss.backward() and then optimizer.step()"
             )
-        self._check_untouched()
+        self._take_in()
         if self._seen is None:
             return
         grad = {name: wide(_dense(p.grad)) for name, p in self._parameters.items() if p.grad is not None}
@@ -201,24 +201,25 @@ class LocalTraining:
             parameter.data = self._live[name]
         self._put = _marks(self._parameters)
 
-    def _check_untouched(self) -> None:
-        """Refuse what would be lost: new memory of parameters, and what is written to them while they hold w + S."""
-        now = _marks(self._parameters)
-        if now == self._put:
-            return
-        for name, (place, _), (old_place, _) in zip(self._parameters, now, self._put, strict=True):
-            if place != old_place:
-                raise MethodError(
-                    f"the memory of {name} was replaced in the middle of a round (p.data = ..., model.to(...)), so "
-                    "what it learns would be lost; write into it by copy_(), or move the model before begin"
-                )
+    @torch.no_grad()
+    def _take_in(self) -> None:
+        """What was written to the parameters since they were put in place, into their memory or as p.data = ...: while
+        the model computes with w + m it counts; else it must have been taken back, as by optimizers that look around.
+        """
+        marks = list(zip(self._parameters, _marks(self._parameters), self._put, strict=True))
         if self._seen is None:
+            replaced = [name for name, (place, _), (put, _) in marks if place != put]
+            for name in replaced:
+                self._live[name].copy_(self._parameters[name].data)
+            if replaced:
+                self._point_at_live()
             return
-        # What was written may have been taken back, as by optimizers that look around (SAM).
-        with torch.no_grad():
-            expected = self.method.forward(self._w, self._local, self._u).weights
-        for name, weights in expected.items():
-            if not torch.allclose(self._parameters[name], weights.to(self._live[name].dtype), rtol=1e-4, atol=1e-6):
+        if not (touched := [name for name, mark, put in marks if mark != put]):
+            return
+        expected = self.method.forward(self._w, self._local, self._u).weights
+        for name in touched:
+            now = self._parameters[name].data
+            if not torch.allclose(now, expected[name].to(now), rtol=1e-4, atol=1e-6):
                 raise MethodError(
                     f"{name} was written to between two steps, while {type(self.method).__name__} computes with other "
                     "weights than those it trains, so the change would be lost; let one optimizer hold all trained "
@@ -257,7 +258,7 @@ begin = LocalTraining  # reads better where a round begins: `local = begin(metho
 
 
 def _marks(parameters: Mapping[str, nn.Parameter]) -> list[tuple[int, int]]:
-    """By which parameters are known again: where each lies, and how often it was written to in place."""
+    """By which writing is noticed: where each parameter lies, and how often it was written to in place."""
     return [(p.data_ptr(), p._version) for p in parameters.values()]
 
 

@@ -195,8 +195,8 @@ def load_book(folder: Path, protocol: str = PROTOCOL) -> Book:
     """Read every experiment file, with the paper's words as `protocol` takes them."""
     if not (folder / "protocols.toml").is_file():
         raise ConfigError(
-            f"no experiment files in {folder}; work in a clone of the repository, or let --experiments name a folder with "
-            "files of yours and a copy of its protocols.toml"
+            f"no experiment files in {folder}; work in a clone of the repository, or let --experiments name a folder "
+            "with files of yours and a copy of its protocols.toml"
         )
     protocols = read_toml(folder / "protocols.toml")
     if protocol not in protocols:
