@@ -288,9 +288,9 @@ def scale_of(word: int) -> Tensor:
     """The step size or scale in the record's word."""
     (value,) = struct.unpack("<f", struct.pack("<I", word))
     if not math.isfinite(value):
-        raise DivergedError(f"step size {value}, expected a finite number; the sender's training diverged")
+        raise DivergedError(f"step size {value}, expected a finite number >= 0; the sender's training diverged")
     if math.copysign(1.0, value) < 0:
-        raise WireError(f"step size {value}, expected a number >= 0; the upload is damaged, or its method at fault")
+        raise WireError(f"step size {value}, expected a finite number >= 0; it is damaged, or its method at fault")
     return torch.tensor(value, dtype=torch.float32, device="cpu")
 
 

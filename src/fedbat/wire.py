@@ -163,7 +163,8 @@ def _check_header(data: memoryview, layout: Layout, context: int | None) -> int:
     if layout_hash != layout.hash or num_parts != len(layout.compressed):
         raise WireError(
             f"layout {layout_hash.hex()} with {num_parts} compressed tensors, expected {layout.hash.hex()} with "
-            f"{len(layout.compressed)}; sender and receiver must use the same model and the same roles"
+            f"{len(layout.compressed)}; sender and receiver must use the same model and the same roles, types and "
+            "frozen layers included"
         )
     if context is not None and found_context != context:
         raise WireError(f"context {found_context}, expected {context}; this upload belongs to another round")

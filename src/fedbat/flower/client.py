@@ -18,6 +18,7 @@ from fedbat.flower.mods import refuse_other_mods
 from fedbat.flower.receiving import CannotFollow, Node, receive
 from fedbat.flower.records import CONFIG, REFUSED, UPLOAD, Orders, packed, record_of_tensors, tensors_of_record
 from fedbat.layout import layout_of
+from fedbat.methods.fedavg import FedAvg
 from fedbat.storage import load_tensors
 from fedbat.streams import Tensors, UniformNoise
 from fedbat.training import LocalTraining
@@ -35,7 +36,8 @@ def fedbat_mod(msg: Message, context: Context, call_next: ClientAppCallable) -> 
     """
     orders = Orders.take_from(msg.content) if msg.has_content() else None
     if orders is None:
-        return call_next(msg, context)
+        with _current(_PlainRound()):
+            return call_next(msg, context)
     refuse_other_mods(call_next)
     node = Node(context, orders)
     if orders.hello:
@@ -51,15 +53,15 @@ def fedbat_mod(msg: Message, context: Context, call_next: ClientAppCallable) -> 
         if reply.has_content() and (orders.layout or orders.frozen):
             reply.content[CONFIG] = node.told()
         return reply
-    round_ = _ClientRound(node)
+    round_ = _ClientRound(node=node)
     with _current(round_):
         reply = call_next(msg, context)
-    if reply.has_error():
-        return reply
-    data = round_.finish()
+        if reply.has_error():
+            return reply
+        data = round_.finish()
     keys = list(reply.content.array_records) or list(msg.content.array_records)
-    for key in list(reply.content.array_records):
-        del reply.content[key]
+    if len(keys) > 1:
+        raise MethodError(f"the reply has the array records {', '.join(keys)}, expected the model's alone")
     reply.content[keys[0]] = packed({UPLOAD: data})
     reply.content[CONFIG] = node.told()
     if not reply.content.metric_records:
@@ -75,44 +77,59 @@ def begin(model: nn.Module, optimizer: Optimizer, num_steps: int) -> LocalTraini
     round_ = _ROUND.get()
     if round_ is None:
         raise MethodError(
-            "fedbat.flower.begin was called outside a training message of fedbat.flower.Compressed; add "
-            "mods=[fedbat_mod] to the ClientApp and use that strategy, or fedbat.begin outside Flower"
+            "fedbat.flower.begin was called outside a message that fedbat_mod has seen; add mods=[fedbat_mod] to the "
+            "ClientApp, or use fedbat.begin outside Flower"
         )
     return round_.begin(model, optimizer, num_steps)
 
 
 @dataclass
-class _ClientRound:
-    """One client in one round, between the message that came and the reply that goes."""
+class _PlainRound:
+    """A message of another strategy: training goes on as without fedbat."""
 
-    node: Node
-    _local: list[LocalTraining] = field(default_factory=list)
+    local: list[LocalTraining] = field(default_factory=list)
 
     def begin(self, model: nn.Module, optimizer: Optimizer, num_steps: int) -> LocalTraining:
-        if self._local:
+        if self.local:
             raise MethodError("fedbat.flower.begin was called twice in one round; call it once, with all steps to come")
+        self.local.append(self._training(model, optimizer, num_steps))
+        return self.local[0]
+
+    def end(self) -> None:
+        """Leave the optimizer as it was, whatever happened: an app may keep it."""
+        for local in self.local:
+            local.__exit__(None, None, None)
+
+    def _training(self, model: nn.Module, optimizer: Optimizer, num_steps: int) -> LocalTraining:
+        return LocalTraining(FedAvg(), model, optimizer, num_steps)
+
+
+@dataclass
+class _ClientRound(_PlainRound):
+    """One client in one round, between the message that came and the reply that goes."""
+
+    node: Node = field(kw_only=True)
+
+    def _training(self, model: nn.Module, optimizer: Optimizer, num_steps: int) -> LocalTraining:
         orders, layout = self.node.orders, layout_of(model, self.node.orders.roles)
         device = next(model.parameters()).device
         noise = None
         if orders.seed is not None and self.node.client >= 0:  # who has no number must not share another's noise
             noise = UniformNoise(orders.seed, "noise", orders.round, self.node.client, device=device)
         memory = {name: tensor.to(device) for name, tensor in self._remembered().items()}
-        self._local.append(
-            LocalTraining(
-                orders.method, model, optimizer, num_steps,
-                layout=layout, memory=memory, noise=noise, context=orders.round,
-            )
+        return LocalTraining(
+            orders.method, model, optimizer, num_steps,
+            layout=layout, memory=memory, noise=noise, context=orders.round,
         )  # fmt: skip
-        return self._local[0]
 
     def finish(self) -> bytes:
         """The upload; what the client must remember is kept before it leaves."""
-        if not self._local:
+        if not self.local:
             raise MethodError(
                 "the training function returned without fedbat.flower.begin(model, optimizer, num_steps); "
                 "call it before the first step"
             )
-        upload = self._local[0].finish()
+        upload = self.local[0].finish()
         if upload.memory:
             self.node.save("client", MEMORY, {name: tensor.cpu() for name, tensor in upload.memory.items()})
             self.node.context.state[CONFIG] = ConfigRecord({"training": self.node.orders.training})
@@ -126,13 +143,14 @@ class _ClientRound:
         return load_tensors(path) if path is not None and path.exists() else {}
 
 
-_ROUND: ContextVar[_ClientRound | None] = ContextVar("fedbat round", default=None)
+_ROUND: ContextVar[_PlainRound | None] = ContextVar("fedbat round", default=None)
 
 
 @contextmanager
-def _current(round_: _ClientRound) -> Iterator[None]:
+def _current(round_: _PlainRound) -> Iterator[None]:
     token = _ROUND.set(round_)
     try:
         yield
     finally:
         _ROUND.reset(token)
+        round_.end()

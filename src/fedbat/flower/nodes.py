@@ -3,11 +3,22 @@
 And what each holds, of a public model that nodes follow and of what is frozen, as it said itself when last heard.
 """
 
+from logging import WARNING
+from typing import NamedTuple
+
 from flwr.app import Message, RecordDict
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedbat.flower.records import CONFIG, client_in, frozen_in, held_in
 from fedbat.following import Held
+
+
+class Question(NamedTuple):
+    """What strangers are asked."""
+
+    content: RecordDict
+    message_type: str  # that of the strategy's own messages, for which clients have a function
 
 
 class Nodes:
@@ -19,8 +30,9 @@ class Nodes:
         self.frozen: dict[int, bytes] = {}  # hash, by node id
         self._answered: set[int] = set()
         self._silent: set[int] = set()
+        self._told_of: set[int] = set()  # nodes that cannot take part
 
-    def meet(self, grid: Grid, hello: RecordDict, wanted: int, timeout: float) -> dict[int, int]:
+    def meet(self, grid: Grid, question: Question, wanted: int, timeout: float) -> dict[int, int]:
         """Node id by partition id, of the nodes connected now; those not known yet are asked.
 
         One that did not answer is asked again only while fewer than `wanted` are known: it may be dead, and asking it
@@ -31,7 +43,8 @@ class Nodes:
         if sum(node in self.clients for node in connected) >= wanted:
             strangers = [node for node in strangers if node not in self._silent]
         self._silent |= set(strangers)
-        questions = [Message(hello, message_type="train", dst_node_id=node) for node in strangers]
+        content, kind = question
+        questions = [Message(content, message_type=kind, dst_node_id=node) for node in strangers]
         for reply in grid.send_and_receive(questions, timeout=timeout) if questions else []:
             if self.note(reply):
                 node = reply.metadata.src_node_id
@@ -40,7 +53,20 @@ class Nodes:
                 if (client := client_in(reply.content.config_records[CONFIG])) is not None:
                     self.clients[node] = client
         # Of two nodes with one partition the later to answer counts: the other is its former self.
-        return {client: node for node, client in self.clients.items() if node in connected}
+        found = {client: node for node, client in self.clients.items() if node in connected}
+        if found:
+            self._tell_of((connected & self._answered) - set(found.values()))
+        return found
+
+    def _tell_of(self, idle: set[int]) -> None:
+        """Nodes that will never be sampled."""
+        for node in sorted(idle - self._told_of):
+            if (client := self.clients.get(node)) is None:
+                why = "it has no partition-id, a whole number, and others have"
+            else:
+                why = f"another node has its partition-id, {client}, too"
+            log(WARNING, "fedbat: node %s takes no part: %s; see --node-config", node, why)
+        self._told_of |= idle
 
     def note(self, reply: Message) -> bool:
         """What the sender of a reply holds now; whether it told."""

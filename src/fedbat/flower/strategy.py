@@ -24,10 +24,10 @@ from fedbat.errors import ConfigError
 from fedbat.flower.checkpoint import ServerCheckpoint
 from fedbat.flower.delivery import Delivery, SecondTry
 from fedbat.flower.manifest import Manifest
-from fedbat.flower.nodes import Nodes
+from fedbat.flower.nodes import Nodes, Question
 from fedbat.flower.records import CONFIG, Orders, record_of_tensors, refusal_in, tensors_of_record
 from fedbat.flower.sending import SENDING
-from fedbat.flower.suited import COMPARING, check_strategy
+from fedbat.flower.suited import COMPARING, check_drafts, check_strategy, chooses_nodes, metrics_known
 from fedbat.flower.uploads import Rules, Upload, read_replies, traffic
 from fedbat.layout import Role, layout_of, tied_names, whole_layout
 from fedbat.method import Method
@@ -151,11 +151,13 @@ class Compressed(Strategy):
         drafts = list(self.strategy.configure_train(round_, self._parameters_of(self._w), config, grid))
         if not drafts:
             return []
+        check_drafts(drafts)
         chosen = [draft.metadata.dst_node_id for draft in drafts]
         orders = self._orders(round_)
         if self.seed is not None:
             hello = replace(orders, hello=True).to_config()
-            known = self._nodes.meet(grid, RecordDict({CONFIG: hello}), len(chosen), self.timeout)
+            question = Question(RecordDict({CONFIG: hello}), drafts[0].metadata.message_type)
+            known = self._nodes.meet(grid, question, len(chosen), self.timeout)
             if known:
                 ids, num = sorted(known), min(len(chosen), len(known))
                 places = stream(self.seed, "clients", round_ - 1).choice(len(ids), num, replace=False)
@@ -220,6 +222,8 @@ class Compressed(Strategy):
         log(INFO, "\t├──> %s, compressed by %s (%s)", type(self.strategy).__name__, type(self.method).__name__, sent)
         log(INFO, "\t├──> %s down, average %s, seed %s, timeout %s s", self.down, self.average, self.seed, self.timeout)
         log(INFO, "\t├──> max_ratio %s, max_examples %g", self._rules.max_ratio, self._rules.max_examples)
+        if self.seed is not None and chooses_nodes(self.strategy):
+            log(WARNING, "fedbat: nodes are sampled by the seed; with seed=None your configure_train chooses them")
         if cast(Any, self.strategy).fraction_evaluate and not self.evaluate_on_clients:
             log(WARNING, "fedbat: clients do not evaluate; give `start` an evaluate_fn or set evaluate_on_clients=True")
         self.strategy.summary()
@@ -265,8 +269,9 @@ class Compressed(Strategy):
         contents = [upload.reply.content for upload in uploads]
         metrics = cast(Any, self.strategy).train_metrics_aggr_fn(contents, self._weight_key)
         mean = aggregator.result()
-        reply = self._reply(uploads[0].reply, mean, dict(metrics) | {self._weight_key: aggregator.total_weight})
-        return self._given_to_the_strategy(round_, [reply], mean)
+        reply = self._reply(uploads[0].reply, mean, {self._weight_key: aggregator.total_weight})
+        with metrics_known(self.strategy, metrics):
+            return self._given_to_the_strategy(round_, [reply], mean)
 
     def _compare(self, round_: int, uploads: list[Upload]) -> tuple[Tensors, MetricRecord]:
         """One dense model per client; buffers are averaged all the same."""

@@ -1,5 +1,10 @@
-"""Which of Flower's strategies can be compressed."""
+"""Which of Flower's strategies can be compressed, and what of theirs cannot be honoured."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+from flwr.app import Message, MetricRecord
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
@@ -23,3 +28,37 @@ def check_strategy(strategy: Strategy) -> None:
     if not isinstance(strategy, flower.FedAvg) or type(strategy) in REFUSED:
         reason = REFUSED.get(type(strategy), "it is no averaging strategy of Flower")
         raise ConfigError(f"{type(strategy).__name__} cannot be compressed: {reason}; use FedAvg or one built on it")
+    if type(strategy).start is not Strategy.start:
+        raise ConfigError(
+            f"{type(strategy).__name__}.start would never be called: Compressed has a `start` of its own; put what it "
+            "does into evaluate_fn or aggregate_train"
+        )
+
+
+def chooses_nodes(strategy: Strategy) -> bool:
+    """Whether its configure_train is the user's."""
+    return not type(strategy).configure_train.__module__.startswith("flwr.")
+
+
+def check_drafts(drafts: Sequence[Message]) -> None:
+    """All nodes are sent the same."""
+    first = drafts[0].content
+    if any(draft.content.config_records != first.config_records for draft in drafts):
+        raise ConfigError("configure_train gives nodes different configs, expected one for all of them")
+    if len(first.array_records) != 1:
+        raise ConfigError(
+            f"configure_train sends the array records {', '.join(first.array_records)}, expected the model alone; "
+            "other arrays cannot be compressed"
+        )
+
+
+@contextmanager
+def metrics_known(strategy: Strategy, metrics: MetricRecord) -> Iterator[None]:
+    """The strategy is handed one reply; its metrics are those of all replies, which its own function has made."""
+    inside = cast(Any, strategy)
+    own = inside.train_metrics_aggr_fn
+    inside.train_metrics_aggr_fn = lambda contents, key: metrics
+    try:
+        yield
+    finally:
+        inside.train_metrics_aggr_fn = own
