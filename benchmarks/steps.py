@@ -3,11 +3,11 @@
     python benchmarks/steps.py [--model cnn|resnet10] [--steps 200]
 
 All on one thread, channels_last, batch 64, the paper's models; the variants take turns, so that a noisy machine hits
-all of them alike. An engine's model has some layers in fewer operations, or with --precision bf16 computes in that.
+all of them alike. FedBAT's steps are Numba's compiled passes if it is installed; "in tensors" is FedBAT without it. An
+engine's model has some layers in fewer operations, or with --precision bf16 computes in that.
 Targets, without that: FedAvg <= 1.05 x plain, binarized FedBAT (phi = 0; noise, pull-back and optimizer included)
-<= 1.05 x FedAvg. Then the memory that training one
-client takes, each in a fresh process: by how much the peak of its resident memory grows from `begin` to `finish`, with
-the model and a batch there already.
+<= 1.05 x FedAvg. Then the memory that training one client takes, each in a fresh process: by how much the peak of its
+resident memory grows from `begin` to `finish`, with the model and a batch there already.
 """
 
 import argparse
@@ -25,13 +25,20 @@ from fedbat.engine.memory import keep_freed_memory
 from fedbat.engine.pooling import pool_first
 from fedbat.engine.small_convs import multiply_less
 from fedbat.models import build_model
+from fedbat.onepass import compiled
 from fedbat.streams import UniformNoise
+
+
+class InTensors(FedBAT):
+    """As FedBAT computes without Numba: the compiled passes are FedBAT's own, not a subclass's."""
+
 
 SHAPES = {"cnn": (1, 28, 28), "resnet10": (3, 32, 32), "resnet10-narrow": (3, 32, 32)}
 VARIANTS = {  # name: method, whether the model is an engine's, and whether it computes in bf16
     "plain loop": (None, False, False),
     "fedavg": (FedAvg(), False, False),
     "fedbat, binarized": (FedBAT(phi=0), False, False),
+    "fedbat, in tensors": (InTensors(phi=0), False, False),
     "engine, fedavg": (FedAvg(), True, False),
     "engine, fedbat": (FedBAT(phi=0), True, False),
     "bf16, fedavg": (FedAvg(), True, True),
@@ -40,6 +47,7 @@ VARIANTS = {  # name: method, whether the model is an engine's, and whether it c
 RATIOS = [  # and their targets
     ("fedavg", "plain loop", 1.05),
     ("fedbat, binarized", "fedavg", 1.05),
+    ("fedbat, in tensors", "fedavg", None),
     ("engine, fedavg", "fedavg", None),
     ("engine, fedbat", "fedbat, binarized", None),
     ("engine, fedbat", "engine, fedavg", None),
@@ -83,6 +91,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
+    compile_passes()  # which takes memory, too, but once in a process and not for each client
     if options.memory_of:
         print(memory(Variant(options.model, *VARIANTS[options.memory_of])))
         return
@@ -94,7 +103,7 @@ def main() -> None:
     median = {name: statistics.median(times[10:]) for name, times in seconds.items()}
     least = {name: min(times[10:]) for name, times in seconds.items()}
     grown = {name: _memory_in_a_fresh_process(options.model, name) for name in VARIANTS}
-    print(f"{options.model}, batch 64, one thread, {options.steps} steps")
+    print(f"{options.model}, batch 64, one thread, {options.steps} steps{'' if compiled() else ', without Numba'}")
     for name in VARIANTS:
         times = f"median {1e3 * median[name]:7.2f} ms   least {1e3 * least[name]:7.2f} ms"
         print(f"  {name:18} {times}   peak memory {grown[name] / 1024:6.1f} MiB")
@@ -102,6 +111,16 @@ def main() -> None:
         ratios = f"median {median[a] / median[b]:.3f}, least {least[a] / least[b]:.3f}"
         aim = f" (target {target})" if target else ""
         print(f"  {a + ' / ' + b:34} {ratios}{aim}, memory {grown[a] / grown[b]:.3f}")
+
+
+def compile_passes() -> None:
+    """FedBAT's, if Numba is there: a few steps of any model."""
+    model = torch.nn.Linear(1, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with begin(FedBAT(phi=0), model, optimizer, 5):
+        for _ in range(5):
+            model(torch.ones(1, 1)).square().sum().backward()
+            optimizer.step()
 
 
 def memory(variant: Variant) -> int:

@@ -20,6 +20,7 @@ LAYERS = [
     {"following"},
     {"downlink"},
     {"methods"},
+    {"onepass"},
     {"training"},
     {"server"},
     {"data", "models"},
@@ -65,7 +66,7 @@ def test_import_is_lean():
     """No plotting, no command line, no downloads, no Flower, and no CUDA context."""
     code = (
         "import sys, fedbat, fedbat.simulation, fedbat.data, torch;"
-        "heavy = {'matplotlib', 'typer', 'pooch', 'scipy', 'flwr', 'requests'} & set(sys.modules);"
+        "heavy = {'matplotlib', 'numba', 'typer', 'pooch', 'scipy', 'flwr', 'requests'} & set(sys.modules);"
         "assert not heavy, heavy; assert not torch.cuda.is_initialized()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

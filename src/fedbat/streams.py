@@ -7,6 +7,7 @@ the method is not part of any key.
 import zlib
 from collections.abc import Callable
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,10 +60,17 @@ class UniformNoise:
             for (name, tensor), start in zip(like.items(), starts, strict=True)
         }
 
+    def words(self, like: Tensors) -> Tensors:
+        """The same draw as 16-bit words h, flat in the order of memory, on a CPU: u = (h + 1/2) / 2^16 + 1/2."""
+        sizes = [tensor.numel() for tensor in like.values()]
+        return dict(zip(like, torch.from_numpy(self._halves(sum(sizes))).split(sizes), strict=True))
+
+    def _halves(self, count: int) -> np.ndarray[Any, np.dtype[np.int16]]:
+        return np.asarray(self._words.random_raw(-(-count // 4))).view(np.int16)[:count]
+
     def _draw(self, count: int) -> Tensor:
         if self.device.type != "cpu":
             # torch.rand may give 0 but not 1; a sign that is certain must be safe from both ends, so turn it round.
             return torch.rand(count, generator=self._generator, device=self.device).neg_().add_(1)
-        halves = np.asarray(self._words.random_raw(-(-count // 4))).view(np.int16)[:count]
-        words = torch.from_numpy(halves.astype(np.float32))
+        words = torch.from_numpy(self._halves(count).astype(np.float32))
         return torch.add(_MIDDLE, words, alpha=2**-16, out=words)  # one pass; both roundings are exact

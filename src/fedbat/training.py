@@ -28,6 +28,7 @@ from torch.utils.hooks import RemovableHandle
 from fedbat.errors import ConfigError, MethodError
 from fedbat.layout import Layout, layout_of, tensors_of
 from fedbat.method import Forward, Local, Method, Step, check_method
+from fedbat.onepass import OnePass
 from fedbat.parts import Part
 from fedbat.streams import Noise, Tensors, UniformNoise
 from fedbat.wire import Payload
@@ -100,6 +101,8 @@ class LocalTraining:
         self._model, self._put = model, _marks(self._parameters)
         self._noise = noise or UniformNoise(secrets.randbits(63), "local", device=_device(self._live))
         self._local = Local({}, {k: nn.Parameter(x) for k, x in method.learnables(self._w).items()})
+        self._one_pass = OnePass.of(method, self._w, self._live, self._noise)
+        self._by: Method | OnePass = method  # what computes this step
         self._seen: Forward | None = None
         self._u: Tensors = {}
         self._optimizer = optimizer
@@ -162,7 +165,7 @@ class LocalTraining:
         if self._seen is None:
             return
         grad = {name: wide(_dense(p.grad)) for name, p in self._parameters.items() if p.grad is not None}
-        grads, learned = self.method.pull_back(self._w, self._local, self._u, self._seen, grad)
+        grads, learned = self._by.pull_back(self._w, self._local, self._u, self._seen, grad)
         self._point_at_live()
         for name, value in grads.items():
             self._parameters[name].grad = value.to(self._live[name].dtype)
@@ -180,13 +183,16 @@ class LocalTraining:
         self._seen = None
         if not self._w or not self.method.alters_forward(self.step):
             return
-        self._local.update = self._update()
-        if self.method.needs_progress:
-            share = self.step.index / self.step.total
-            self._local.progress = torch.full((), share, device=_device(self._live))
-        self._local.fixed = self.method.prepare(self._w, self._local)
-        self._u = self._noise(self._w) if self.method.noisy_forward else {}
-        self._seen = self.method.forward(self._w, self._local, self._u)
+        if self._one_pass is not None and self._one_pass.ready(self._local):
+            self._by, self._u = self._one_pass, self._one_pass.draw()
+        else:
+            self._by, self._local.update = self.method, self._update()
+            if self.method.needs_progress:
+                share = self.step.index / self.step.total
+                self._local.progress = torch.full((), share, device=_device(self._live))
+            self._local.fixed = self.method.prepare(self._w, self._local)
+            self._u = self._noise(self._w) if self.method.noisy_forward else {}
+        self._seen = self._by.forward(self._w, self._local, self._u)
         for name, weights in self._seen.weights.items():
             self._parameters[name].data = _laid_out(weights, self._live[name])
         self._seen = replace(self._seen, weights={})  # the parameters hold them now
@@ -216,7 +222,7 @@ class LocalTraining:
             return
         if not (touched := [name for name, mark, put in marks if mark != put]):
             return
-        expected = self.method.forward(self._w, self._local, self._u).weights
+        expected = self._by.forward(self._w, self._local, self._u).weights
         for name in touched:
             now = self._parameters[name].data
             if not torch.allclose(now, expected[name].to(now), rtol=1e-4, atol=1e-6):

@@ -114,7 +114,7 @@ class FedBAT(Method):
 
     def forward(self, w: Tensors, local: Local, u: Tensors) -> Forward:
         """w + S(m, alpha), Eq. 6-7."""
-        alphas, paces = self._alphas(local)
+        alphas, paces = self.alphas(local)
         weights, kept = {}, {}
         for (name, m), alpha in zip(local.update.items(), alphas.unbind(), strict=True):
             kept[name] = binarize_forward(m, alpha, u[name], self.bits)
@@ -140,7 +140,7 @@ class FedBAT(Method):
             for (name, s), alpha in zip(local.last.kept.items(), local.last.shared["alpha"], strict=True):
                 parts[name] = odd_levels(codes_of(s, alpha, self.bits), alpha, self.bits)
             return parts, memory
-        alphas, _ = self._alphas(local)
+        alphas, _ = self.alphas(local)
         u = noise(local.update)
         for (name, m), alpha in zip(local.update.items(), alphas, strict=True):
             codes = stochastic_codes(m, alpha, u[name], self.bits)
@@ -156,7 +156,7 @@ class FedBAT(Method):
     def _learns(self) -> bool:
         return self.step == "learned" and self.rho > 0
 
-    def _alphas(self, local: Local) -> tuple[Tensor, Tensor]:
+    def alphas(self, local: Local) -> tuple[Tensor, Tensor]:
         """alpha and d log alpha / d alpha_e of all layers."""
         if self.step == "inf-norm":
             alphas = torch.stack([inf_norm(m) for m in local.update.values()]) / ((1 << self.bits) - 1)
