@@ -8,7 +8,7 @@ COLUMNS = {
     "time": ("dataset", "partition", "model", "method", "precision", "rounds", "seconds", "first_round", "median_round",
              "peak_MiB", "best_accuracy"),
     "ratio": ("precision", "fedavg_round", "fedbat_round", "fedbat_over_fedavg", "peak_MiB_of_ten_clients"),
-    "parity": ("method", "dataset", "steps", "flipped", "dense", "same_bytes"),
+    "parity": ("method", "dataset", "model", "steps", "flipped", "dense", "same_bytes"),
     "server": ("method", "apart"),
     "noise": ("sent", "pairs", "count", "worst", "five_sigma"),
     "free": ("dataset", "rounds", "bf16", "sequential", "apart", "bound"),

@@ -1,28 +1,26 @@
 """CI has no GPU: the engine's checks were made on one, and the code has not changed since."""
 
-import hashlib
 import json
-from pathlib import Path
 
 import pytest
+from benchmarks import cuda_check
 from scripts import cuda_page
 
 RECORDS = sorted(cuda_page.FOLDER.glob("*.json"))
-ENGINE = Path(__file__).parent.parent / "src" / "fedbat" / "engine"
-FILES = (
-    "buffers.py", "conv_kernels.py", "convs.py", "cuda.py", "fused.py", "kernels.py", "launch.py", "layer_kernels.py",
-    "norms.py", "outbox.py", "slot.py", "stems.py",
-)  # fmt: skip
-
-
 NEEDED = {"parity", "noise", "ratio", "time"}
 
 
 @pytest.mark.parametrize("path", [path for path in RECORDS if path.stem in NEEDED], ids=lambda p: p.stem)
 def test_the_checked_code_is_the_code(path):
-    digests = json.loads(path.read_text())["code"]
-    changed = [name for name in FILES if digests.get(name) != hashlib.sha256((ENGINE / name).read_bytes()).hexdigest()]
+    recorded, now = json.loads(path.read_text())["code"], cuda_check.code_digest()
+    changed = [name for name in now if recorded.get(name) != now[name]]
     assert not changed, f"{changed} changed: run benchmarks/cuda_check.py --out results/cuda on a GPU"
+
+
+def test_a_digest_is_of_what_code_does_not_of_what_is_said_about_it():
+    code = 'def f(x):\n    """Twice."""\n    return 2 * x\n'
+    same = 'def f(x):\n    """Doubles x."""\n    return 2 * x  # as the name says\n'
+    assert cuda_check.digest_of(code) == cuda_check.digest_of(same) != cuda_check.digest_of(code.replace("2", "3"))
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda p: p.stem)

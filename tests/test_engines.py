@@ -23,6 +23,7 @@ from fedbat.engine.workers import Died, Task, Workers, usable_cores
 from fedbat.errors import ConfigError, FedbatError
 from fedbat.experiment import Experiment, prepare
 from fedbat.layout import layout_of
+from fedbat.onepass import OnePass
 from fedbat.simulation import initial_state, rounds
 from fedbat.streams import stream_seed
 
@@ -47,6 +48,10 @@ def tiny(shape, num_classes):
     return nn.Sequential(
         nn.Conv2d(shape[0], 4, 5, stride=3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, num_classes)
     )
+
+
+def dropping(shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Dropout(0.3), nn.Linear(shape[0] * shape[1] * shape[2], num_classes))
 
 
 class Troubled(nn.Module):
@@ -120,7 +125,7 @@ def same_results(a, b):
 
 
 @pytest.mark.parametrize(("method", "settings"), VARIANTS)
-def test_engines_send_the_sequential_bytes(method, settings, workers):
+def test_engines_send_the_sequential_bytes(method, settings, workers, monkeypatch):
     """The cpu engine does all as the sequential one; the cuda engine's code, run eagerly here, sums in another order.
 
     Its graphs need a GPU: benchmarks/cuda_check.py.
@@ -131,6 +136,9 @@ def test_engines_send_the_sequential_bytes(method, settings, workers):
     assert cpu_rounds == slow_rounds
     assert all(same_results(a, b) for a, b in zip(cpu, slow, strict=True))
     assert same_tensors(cpu_state.w, slow_state.w)
+    with monkeypatch.context() as patched:
+        patched.setattr(OnePass, "of", lambda *_: None)  # it adds in another order than FedBAT's tensor code
+        slow_rounds, slow, slow_state = run(federation, SequentialEngine(federation))
     cuda_rounds, cuda, cuda_state = run(federation, CudaEngine(federation, "cpu"))
     assert [r.upload for r in cuda] == [r.upload for r in slow]
     assert same_tensors(cuda_state.w, slow_state.w)
@@ -140,6 +148,15 @@ def test_engines_send_the_sequential_bytes(method, settings, workers):
             for ours, theirs in zip(a.layers[name], report, strict=True):
                 assert ours == (None if theirs is None else pytest.approx(theirs, rel=1e-4, abs=1e-6))
     assert [r.accuracy for r in cuda_rounds] == [r.accuracy for r in slow_rounds]
+
+
+def test_models_draw_what_they_would_draw_alone(monkeypatch):
+    """Steps of different clients take turns; each client's dropout is the sequential engine's all the same."""
+    monkeypatch.setattr("fedbat.engine.cuda._TURN", 1)
+    federation = prepare(dataclasses.replace(SMALL, method="signsgd", model=f"{__name__}:dropping"))
+    _, slow, _ = run(federation, SequentialEngine(federation))
+    _, mixed, _ = run(federation, CudaEngine(federation, "cpu"))
+    assert [result.upload for result in mixed] == [result.upload for result in slow]
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -158,7 +175,7 @@ def test_half_precision_on_a_cpu_rounds_what_layers_compute_and_nothing_else(met
 @pytest.mark.parametrize("down", ["4", "follow"])
 def test_engines_agree_on_every_model_with_few_bits_down(down, workers):
     """The true model, the public one that clients hold, and the average, bit for bit."""
-    federation = prepare(dataclasses.replace(SMALL, rounds=3, down=down, average=0.5))
+    federation = prepare(dataclasses.replace(SMALL, method="stoc-signsgd", rounds=3, down=down, average=0.5))
     slow_rounds, slow, slow_state = run(federation, SequentialEngine(federation))
     for engine in (CpuEngine(federation, workers), CudaEngine(federation, "cpu")):
         found, results, state = run(federation, engine)

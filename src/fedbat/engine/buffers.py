@@ -40,6 +40,14 @@ def halve(model: nn.Module) -> Tensors:
     return halves
 
 
+def default_generator(device: torch.device) -> torch.Generator:
+    """PyTorch's own for this device."""
+    if device.type == "cpu":
+        return torch.default_generator
+    generator: torch.Generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    return generator
+
+
 def copy_all(to: Tensors, source: Tensors) -> None:
     """to[name] <- source[name] for every name both have."""
     names = [name for name in source if name in to]

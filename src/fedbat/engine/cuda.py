@@ -21,6 +21,7 @@ from fedbat.engine.convs import fuse_convs
 from fedbat.engine.fused import Flat, FusedBatches, FusedFedBAT, can_fuse
 from fedbat.engine.memory import keep_freed_memory
 from fedbat.engine.norms import fuse_norms
+from fedbat.engine.sequential import tested
 from fedbat.engine.slot import Ending, Kind, Slot
 from fedbat.engine.stems import fuse_stems
 from fedbat.experiment import Federation
@@ -107,11 +108,12 @@ class CudaEngine:
     def evaluate(self, w: Tensors) -> Evaluation:
         """Accuracy and mean loss over the test set, with what the method computes with when tested."""
         here = {name: tensor.to(self.device) for name, tensor in w.items()}
-        tested = here | self.federation.method.evaluate({name: here[name] for name in self.compressed})
-        copy_all(self._tensors, tested)
-        copy_all(self._half, tested)
+        seen = tested(self.federation, here)
+        copy_all(self._tensors, seen)
+        copy_all(self._half, seen)
         if not self.captures:
-            self._test()
+            with self.settings():
+                self._test()
         elif self._test_graph is None:
             stream = torch.cuda.Stream(self.device)
             stream.wait_stream(torch.cuda.current_stream(self.device))

@@ -4,15 +4,15 @@ Native BatchNorm, ReLU and their gradients pass over the activations thirteen ti
 than the native ones, so the engine takes them only where the arithmetic is not the sequential engine's anyway.
 """
 
-from collections import Counter
+from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from fedbat.engine.launch import launch
+from fedbat.engine.pairs import join_pairs
 from fedbat.models.norm import BatchNormReLU
 
 # Every tile has the same shape, and few numbers of tiles occur: each would be compiled anew.
@@ -23,24 +23,24 @@ _PARTS = 128  # programs, at most, that share the sums over an activation's rows
 
 def fuse_norms(model: nn.Module) -> None:
     """Let BatchNorm2d and BatchNormReLU compute with fused kernels; a ReLU that follows in a Sequential joins in."""
-    paths = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
-    followed: dict[nn.Module, Any] = {}
-    for sequence in (module for module in model.modules() if type(module) is nn.Sequential):
-        for norm, relu in pairwise(sequence):
-            if type(norm) is nn.BatchNorm2d and type(relu) is nn.ReLU and paths[id(norm)] == paths[id(relu)] == 1:
-                followed[norm] = relu
-    for module in list(model.modules()):
-        # Exactly these: a subclass may mean something else.
-        if type(module) in (nn.BatchNorm2d, BatchNormReLU) and module.affine and module.track_running_stats:
-            norm = cast(nn.BatchNorm2d, module)
-            if norm.momentum is not None:  # None would mean a plain average over all batches
-                norm.forward = partial(_forward, norm, norm in followed)  # type: ignore[method-assign]
-                if norm in followed:
-                    followed[norm].forward = _same
+    for module in model.modules():
+        if _can_be_fused(module):
+            module.forward = partial(_forward, cast(nn.BatchNorm2d, module), False)
+    join_pairs(model, _norm_and_relu)
 
 
-def _same(x: Tensor) -> Tensor:
-    return x
+def _can_be_fused(module: nn.Module) -> bool:
+    # Exactly these: a subclass may mean something else. Without momentum all batches would be averaged.
+    if type(module) not in (nn.BatchNorm2d, BatchNormReLU):
+        return False
+    norm = cast(nn.BatchNorm2d, module)
+    return norm.affine and norm.track_running_stats and norm.momentum is not None
+
+
+def _norm_and_relu(norm: nn.Module, relu: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    if type(norm) is not nn.BatchNorm2d or type(relu) is not nn.ReLU or not _can_be_fused(norm):
+        return None
+    return partial(_forward, norm, True)
 
 
 def _forward(module: nn.BatchNorm2d, followed: bool, x: Tensor, shortcut: Tensor | None = None) -> Tensor:

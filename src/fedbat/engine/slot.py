@@ -6,7 +6,8 @@ the *default* generator are the same numbers on every stream: all clients would 
 """
 
 import dataclasses
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 
 from fedbat.data import augment
 from fedbat.engine.base import ClientResult
-from fedbat.engine.buffers import RestartableNoise, copy_all, descend, halve, record, zeros
+from fedbat.engine.buffers import RestartableNoise, copy_all, default_generator, descend, halve, record, zeros
 from fedbat.engine.fused import FusedFedBAT
 from fedbat.engine.launch import compile_ahead
 from fedbat.engine.outbox import Outbox
@@ -24,7 +25,7 @@ from fedbat.layout import tensors_of
 from fedbat.method import Forward, Local, Step
 from fedbat.methods.fedbat import FedBAT
 from fedbat.parts import Part
-from fedbat.streams import Tensors
+from fedbat.streams import Tensors, stream_seed
 from fedbat.training import wide
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Slot:
         self.loss = torch.zeros((), dtype=torch.float64, device=device)  # sum over the steps so far
         self.done, self.total = torch.zeros(2, dtype=torch.float64, device=device).unbind()  # steps
         self.noise = RestartableNoise(0, "noise", device=device)
+        self.dice = torch.Generator(device)  # what the model itself draws from (dropout)
         self.memory: Tensors = {}
         self.stream = torch.cuda.Stream(device, priority=priority) if engine.captures else None
         self.pool = torch.cuda.graph_pool_handle() if engine.captures else None
@@ -114,6 +116,7 @@ class Slot:
             self._remembers = bool(memory)
             copy_all(self.memory, memory)
             self.noise.restart(federation.experiment.seed, round_, client)
+            self.dice.manual_seed(stream_seed(federation.experiment.seed, "model", round_, client))
 
     def advance(self, kind: Kind) -> None:
         """Launch one step."""
@@ -124,7 +127,7 @@ class Slot:
             if self.engine.captures:
                 self.graphs[kind].replay()
             else:
-                with self.engine.settings():
+                with self.engine.settings(), self._own_dice():
                     self.step(kind)
 
     @torch.enable_grad()
@@ -269,7 +272,7 @@ class Slot:
             self.at.zero_()
             if kind not in self.engine.warm:  # libraries set themselves up in a first, unrecorded step
                 self.engine.warm.add(kind)
-                generator = torch.cuda.default_generators[torch.cuda.current_device()]
+                generator = default_generator(self.engine.device)
                 before = generator.get_offset()
                 if self.engine.fuses:
                     with compile_ahead():
@@ -280,6 +283,14 @@ class Slot:
                     self.engine.captures = False
                     return
             self.graphs[kind] = record(lambda: self.step(kind), self.pool, self.noise.generator)
+
+    @contextmanager
+    def _own_dice(self) -> Iterator[None]:
+        """Models draw from PyTorch's default generator: here it goes on from where this client's stood."""
+        default = default_generator(self.engine.device)
+        default.set_state(self.dice.get_state())
+        yield
+        self.dice.set_state(default.get_state())
 
     def on_stream(self) -> AbstractContextManager[object]:
         """Where all of the slot's work is launched."""
