@@ -373,6 +373,7 @@ def test_one_step_fedavg_is_sgd_on_the_union():
 class Unquantized(FedBAT):
     """FedBAT that sends m as it is."""
 
+    kinds = Method.kinds
     encode = Method.encode
 
 

@@ -104,7 +104,7 @@ class Payload:
                     _check_kind(record, kinds)
                 parts[entry.name] = KINDS[record.kind].parse(record, entry.numel, reader)
             except WireError as error:
-                raise WireError(f"{entry.name}: {error}") from None
+                raise type(error)(f"{entry.name}: {error}") from None
         rest = {entry.name: _rest_from_bytes(reader, entry) for entry in layout.rest}
         reader.close()
         return Payload(layout, parts, rest, found_context)

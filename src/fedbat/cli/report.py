@@ -49,5 +49,6 @@ def readable_runs(folders: Sequence[Path]) -> "list[Run]":
     for fault in faults:
         say(f"left out: {fault}")
     if not found:
-        raise DataError(f"{', '.join(map(str, folders))}: no run has a finished round yet; wait for one")
+        why = "none of the runs can be read" if faults else "no run has a finished round yet; wait for one"
+        raise DataError(f"{', '.join(map(str, folders))}: {why}")
     return found
