@@ -54,6 +54,19 @@ def dropping(shape, num_classes):
     return nn.Sequential(nn.Flatten(), nn.Dropout(0.3), nn.Linear(shape[0] * shape[1] * shape[2], num_classes))
 
 
+class Counting(nn.Module):
+    """With a buffer that each forward pass replaces."""
+
+    def __init__(self, shape, num_classes):
+        super().__init__()
+        self.net = tiny(shape, num_classes)
+        self.register_buffer("level", torch.zeros(3))
+
+    def forward(self, x):
+        self.level = 0.5 * self.level + x.mean()
+        return self.net(x)
+
+
 class Troubled(nn.Module):
     """Calls `trouble` when it trains one client of round 0, which it knows by its random stream."""
 
@@ -157,6 +170,35 @@ def test_models_draw_what_they_would_draw_alone(monkeypatch):
     _, slow, _ = run(federation, SequentialEngine(federation))
     _, mixed, _ = run(federation, CudaEngine(federation, "cpu"))
     assert [result.upload for result in mixed] == [result.upload for result in slow]
+
+
+def test_a_client_sends_the_same_whoever_was_trained_before(workers):
+    """Also where a model gets new buffers in every forward pass."""
+    federation = prepare(dataclasses.replace(SMALL, model=f"{__name__}:Counting"))
+    w = initial_state(federation).w
+    first, second = federation.sampled(0)[:2]
+    engine = SequentialEngine(federation)
+    score = engine.evaluate(w)
+    _, after = engine.train(w, 0, [first, second], {})
+    assert engine.evaluate(w) == score
+    for alone in (SequentialEngine(federation), CpuEngine(federation, workers)):
+        (result,) = alone.train(w, 0, [second], {})
+        assert result.upload == after.upload
+
+
+@pytest.mark.parametrize("make", [SequentialEngine, CpuEngine])
+def test_engines_leave_threads_and_random_numbers_as_they_were(make):
+    federation = prepare(dataclasses.replace(SMALL, model=f"{__name__}:dropping"))
+    torch.set_num_threads(2)
+    try:
+        drawn = torch.get_rng_state()
+        with closing(make(federation)) as engine:
+            list(engine.train(initial_state(federation).w, 0, federation.sampled(0), {}))
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+        assert torch.equal(torch.get_rng_state(), drawn)
+    finally:
+        torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))

@@ -32,6 +32,7 @@ class CpuEngine:
     home = torch.device("cpu")
 
     def __init__(self, federation: Federation, workers: Workers | None = None, half: bool = False) -> None:
+        self._threads = torch.get_num_threads()
         torch.set_num_threads(1)  # what is left to this process should not take a worker's core
         self.federation, self._owns_workers = federation, workers is None
         private = _pickled_without_data(federation)
@@ -78,7 +79,8 @@ class CpuEngine:
         return evaluation_of(scores, self.federation)
 
     def close(self) -> None:
-        """End the workers, if they are this engine's own."""
+        """End the workers, if they are this engine's own; as many threads as before."""
+        torch.set_num_threads(self._threads)
         if self._owns_workers:
             self._workers.close()
 

@@ -79,6 +79,7 @@ class SequentialEngine:
     home = torch.device("cpu")
 
     def __init__(self, federation: Federation, device: torch.device | str = "cpu", half: bool = False) -> None:
+        self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         keep_freed_memory()
         # The first optimizer imports half of PyTorch: here, and not on the first client's time.
@@ -88,7 +89,6 @@ class SequentialEngine:
         self.model, self._format = copy.deepcopy(federation.model).to(self.device), torch.contiguous_format
         if self.device.type == "cpu" and _takes_channels_last(federation):
             self.model, self._format = _quick(self.model), torch.channels_last
-        self._tensors = tensors_of(self.model, federation.layout)
         data = federation.data
         self._data = dataclasses.replace(
             data,
@@ -101,12 +101,16 @@ class SequentialEngine:
     def train(
         self, w: Tensors, round_: int, clients: list[int], memories: Mapping[int, Tensors]
     ) -> Iterator[ClientResult]:
-        """One client after the other."""
+        """One client after the other; the user's own random numbers go on as if there had been none."""
+        cards = [self.device] if self.device.type == "cuda" else []
         for client in clients:
-            yield self._train_one(w, round_, client, memories.get(client, {}))
+            with torch.random.fork_rng(cards):
+                result = self._train_one(w, round_, client, memories.get(client, {}))
+            yield result
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """As many threads as before."""
+        torch.set_num_threads(self._threads)
 
     @arithmetic(tf32=False)
     def _train_one(self, w: Tensors, round_: int, client: int, memory: Tensors) -> ClientResult:
@@ -180,7 +184,8 @@ class SequentialEngine:
         return normalize(x, mean, std).contiguous(memory_format=self._format)
 
     def _load(self, w: Tensors) -> None:
-        for name, tensor in self._tensors.items():
+        # Asked for anew: a forward pass may have given the model other buffers.
+        for name, tensor in tensors_of(self.model, self.federation.layout).items():
             tensor.copy_(w[name])
 
 
