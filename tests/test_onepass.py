@@ -2,6 +2,7 @@
 
 import sys
 
+import numba
 import pytest
 import torch
 from torch import nn
@@ -33,6 +34,21 @@ def local_of(method, w, live):
     return local
 
 
+class Halved(UniformNoise):
+    """Noise of one's own."""
+
+    def __call__(self, like):
+        return {name: 0.5 * u for name, u in super().__call__(like).items()}
+
+
+@pytest.fixture
+def anew():
+    """Compiled as in a process that has compiled nothing."""
+    compiled.cache_clear()
+    yield
+    compiled.cache_clear()
+
+
 def test_it_is_tried_here():
     """Else nothing below would say anything of it."""
     assert compiled() is not None
@@ -60,12 +76,53 @@ def test_a_step_is_the_methods_own(method):
     del grad["point"]  # a layer that took no part
     grad["conv"] = grad["conv"].contiguous()  # a gradient that lies otherwise
     true, true_learned = method.pull_back(w, local, u, expected, grad)
-    grads, learned = ours.pull_back(w, local, words, seen, grad)  # in their place, so last
+    given = {name: x.clone() for name, x in grad.items()}
+    grads, learned = ours.pull_back(w, local, words, seen, grad)
+    assert all(torch.equal(grad[name], x) for name, x in given.items())  # the user's own
     assert grads.keys() == true.keys() and learned.keys() == true_learned.keys()
     for name in grads:
         assert torch.equal(grads[name], true[name]), name
     for name in learned:
         torch.testing.assert_close(learned[name], true_learned[name], rtol=1e-5, atol=1e-6)
+
+
+def test_it_follows_memory_that_moves():
+    """Other processes may be given the model in the middle of a round."""
+    w, m = tensors(0.05), tensors(4e-3, seed=1)
+    live = {name: w[name] + m[name] for name in w}
+    method = FedBAT()
+    local, ours, words = local_of(method, w, live), OnePass.of(method, w, live, noise()), noise().words(w)
+    assert ours is not None
+    before = {name: x.clone() for name, x in ours.forward(w, local, words).weights.items()}
+    for name, x in live.items():
+        x.share_memory_()
+        w[name].untyped_storage().resize_(4 * x.numel() + 64)
+    for name, x in ours.forward(w, local, words).weights.items():
+        assert torch.equal(x, before[name])
+
+
+def test_gradients_of_another_type_are_taken():
+    w, method = tensors(0.05), FedBAT()
+    live = {name: x + 1e-3 for name, x in w.items()}
+    local, ours = local_of(method, w, live), OnePass.of(method, w, live, noise())
+    assert ours is not None
+    words = ours.draw()
+    grad = tensors(1.0, seed=2)
+    seen = ours.forward(w, local, words)
+    true, _ = ours.pull_back(w, local, words, seen, grad)
+    same, _ = ours.pull_back(w, local, words, seen, {name: x.double() for name, x in grad.items()})
+    assert all(torch.equal(same[name], x) for name, x in true.items())
+
+
+def test_a_layer_without_weights_is_no_trouble():
+    w = {"none": torch.zeros(0, 4), "some": torch.zeros(2, 4)}
+    live = {"none": w["none"], "some": w["some"] + 1e-3}
+    method = FedBAT()
+    local, ours = local_of(method, w, live), OnePass.of(method, w, live, noise())
+    assert ours is not None
+    seen = ours.forward(w, local, words := ours.draw())
+    grads, _ = ours.pull_back(w, local, words, seen, {name: torch.ones_like(x) for name, x in w.items()})
+    assert seen.weights["none"].shape == grads["none"].shape == (0, 4)
 
 
 def test_the_edge_is_certain_and_counts_as_inside():
@@ -142,13 +199,37 @@ def test_other_tensors_and_other_noise_are_left_to_the_method():
     assert OnePass.of(method, gaps, gaps, noise()) is None
     assert OnePass.of(method, w, otherwise, noise()) is None
     assert OnePass.of(method, w, w, lambda like: like) is None
+    assert OnePass.of(method, w, w, Halved(1, "noise")) is None
 
 
-def test_without_numba_the_method_computes_for_itself(monkeypatch):
+def test_without_numba_the_method_computes_for_itself(monkeypatch, anew):
     monkeypatch.setitem(sys.modules, "numba", None)  # as if it were not there
-    compiled.cache_clear()
-    try:
-        w = tensors(1.0)
-        assert OnePass.of(FedBAT(), w, w, noise()) is None
-    finally:
-        compiled.cache_clear()
+    w = tensors(1.0)
+    assert OnePass.of(FedBAT(), w, w, noise()) is None
+
+
+def test_a_numba_that_is_told_not_to_compile_is_left_alone(monkeypatch, anew):
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", True)
+    assert compiled() is None
+
+
+def test_a_numba_that_does_not_work_is_said_once(monkeypatch, anew):
+    def njit(*args, **options):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(numba, "njit", njit)
+    with pytest.warns(UserWarning, match="Numba does not work here.*no space left"):
+        assert compiled() is None
+    assert compiled() is None
+
+
+def test_where_nothing_can_be_kept_it_is_compiled_anew(monkeypatch, anew):
+    true = numba.njit
+
+    def njit(*args, cache, **options):
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return true(*args, **options)
+
+    monkeypatch.setattr(numba, "njit", njit)
+    assert compiled() is not None

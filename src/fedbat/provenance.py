@@ -19,6 +19,7 @@ def provenance() -> dict[str, Any]:
             "python": platform.python_version(),
             "torch": torch.__version__,
             "numpy": np.__version__,
+            "numba": _numba(),
         },
         "git_revision": _git_revision(),
         "machine": {
@@ -36,6 +37,14 @@ def package_version() -> str:
         return version("fedbat")
     except PackageNotFoundError:
         return "source"
+
+
+def _numba() -> str | None:
+    """FedBAT's steps on CPUs may differ in last digits with and without it."""
+    try:
+        return version("numba")
+    except PackageNotFoundError:
+        return None
 
 
 def _git_revision() -> str | None:

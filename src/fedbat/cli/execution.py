@@ -184,6 +184,7 @@ _SAME: dict[str, Callable[[Mapping[str, Any]], str]] = {  # what bits depend on
     "engine": _engine,
     "PyTorch": lambda leg: str(leg["versions"]["torch"]),
     "NumPy": lambda leg: str(leg["versions"]["numpy"]),
+    "Numba": lambda leg: str(leg["versions"].get("numba")),
     "fedbat": lambda leg: str(leg["versions"]["fedbat"]),
     "revision": lambda leg: str(leg["git_revision"])[:12],
 }

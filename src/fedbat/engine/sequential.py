@@ -18,6 +18,7 @@ from fedbat.engine.pooling import pool_first
 from fedbat.engine.small_convs import multiply_less
 from fedbat.experiment import Federation
 from fedbat.layout import tensors_of
+from fedbat.onepass import compiled, suits
 from fedbat.streams import Tensors, UniformNoise, stream, stream_seed
 from fedbat.training import begin, wide
 
@@ -82,9 +83,11 @@ class SequentialEngine:
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         keep_freed_memory()
-        # The first optimizer imports half of PyTorch: here, and not on the first client's time.
-        torch.optim.SGD([torch.zeros(1, requires_grad=True)]).step()
         self.federation, self.device = federation, torch.device(device)
+        # The first optimizer imports half of PyTorch, and Numba compiles: here, and not on the first client's time.
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)]).step()
+        if self.device.type == "cpu" and suits(federation.method):
+            compiled()
         self._autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=half)
         self.model, self._format = copy.deepcopy(federation.model).to(self.device), torch.contiguous_format
         if self.device.type == "cpu" and _takes_channels_last(federation):
