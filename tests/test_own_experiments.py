@@ -1,5 +1,6 @@
 """Data sets, splits and models of one's own, by the name of a function, as docs/own-experiments.md has them."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -15,11 +16,12 @@ from torch import nn
 
 from fedbat.data import dataset_of, load_dataset, partition, spec_of
 from fedbat.engine import make_engine
-from fedbat.errors import ConfigError, DataError, MethodError
+from fedbat.errors import ConfigError, DataError, FedbatError, MethodError
 from fedbat.experiment import Experiment, prepare
 from fedbat.method import Method
 from fedbat.methods import make_method
 from fedbat.methods.fedbat import FedBAT
+from fedbat.methods.signsgd import SignSGD
 from fedbat.settings import settings_of
 from fedbat.simulation import initial_state, rounds
 from tests.local_training import finish
@@ -276,3 +278,17 @@ def test_settings_that_would_not_count_are_refused(kind, message):
 def test_who_writes_a_method_is_told_what_it_gave(method, message):
     with pytest.raises(MethodError, match=message):
         finish(method, 2, 2)
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Experiment)])
+@pytest.mark.parametrize("value", [True, ["6"], 3j, -1, -0.5, "no such thing"], ids=repr)
+def test_what_a_field_cannot_be_is_refused_by_its_name(field, value):
+    """At once, or, where it depends on the data, before anything is trained; never as another library's error."""
+    with pytest.raises(FedbatError, match=re.escape(str(value))):
+        prepare(Experiment(**{"partition": "dirichlet", field: value}))
+
+
+@pytest.mark.parametrize("make", [lambda: FedBAT(rho="6"), lambda: FedBAT(bits=True), lambda: SignSGD(alpha=None)])
+def test_settings_of_another_type_are_refused(make):
+    with pytest.raises(ConfigError, match="expected"):
+        make()

@@ -28,7 +28,7 @@ from fedbat.method import Method
 from fedbat.methods import make_method, method_kind
 from fedbat.models import INITS, build_model, default_init
 from fedbat.server import check_average
-from fedbat.settings import show
+from fedbat.settings import check_types, show
 from fedbat.streams import stream, stream_seed
 
 
@@ -41,6 +41,15 @@ WEIGHTS: dict[str, Callable[[int, int], int]] = {  # of a client, from its sampl
     "samples": lambda num_samples, batch_size: num_samples,  # p_k of the paper
     "batches": num_batches,  # the authors' code
 }
+
+
+_LEAST = dict.fromkeys(("clients", "per_round", "rounds", "epochs", "batch_size", "labels", "samples"), 1)
+_LEAST |= {"seed": 0, "partition_seed": 0}
+
+
+def _flag(name: str) -> str:
+    """Of the command line, where most experiments come from."""
+    return f"--{name.replace('_', '-')}"
 
 
 def variant_of(method: str, settings: Mapping[str, Any], down: str) -> str:
@@ -80,16 +89,15 @@ class Experiment:
     partition_seed: int = 1234
 
     def __post_init__(self) -> None:
+        check_types(self, _flag)
         check_dataset(self.dataset)
         scheme_of(self.partition)
-        if self.weights not in WEIGHTS:
-            raise ConfigError(f"--weights is {self.weights!r}; choose from {', '.join(WEIGHTS)}")
-        if self.init is not None and self.init not in INITS:
-            raise ConfigError(f"--init is {self.init!r}; choose from {', '.join(INITS)}")
-        for name in ("clients", "per_round", "rounds", "epochs", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int) and value >= 1):
-                raise ConfigError(f"--{name.replace('_', '-')} is {value}, expected a whole number of at least 1")
+        for name, choices in (("weights", WEIGHTS), ("init", INITS)):
+            if (choice := getattr(self, name)) is not None and choice not in choices:
+                raise ConfigError(f"{_flag(name)} is {choice!r}; choose from {', '.join(choices)}")
+        for name, least in _LEAST.items():
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ConfigError(f"{_flag(name)} is {value}, expected a whole number of at least {least}")
         if self.per_round > self.clients:
             raise ConfigError(
                 f"--per-round is {self.per_round} but there are only {self.clients} clients; "
@@ -97,10 +105,8 @@ class Experiment:
             )
         if not 0 < self.lr < float("inf"):
             raise ConfigError(f"--lr is {self.lr}, expected a positive number; the paper uses 0.1")
-        if self.seed < 0:
-            raise ConfigError(f"--seed is {self.seed}, expected a whole number of at least 0")
-        if not 0 <= self.partition_seed < 2**32:
-            raise ConfigError(f"--partition-seed is {self.partition_seed}, expected a whole number from 0 to 2^32 - 1")
+        if self.partition_seed >= 2**32:
+            raise ConfigError(f"--partition-seed is {self.partition_seed}, expected a whole number below 2^32")
         check_downlink(self.down)
         check_average(self.average)
         make_method(self.method, self.settings)

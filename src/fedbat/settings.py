@@ -1,6 +1,7 @@
 """What users write as text: hyper-parameters ("rho=6"), the checks their dataclasses make, and classes of their own."""
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from types import NoneType, UnionType
@@ -22,16 +23,23 @@ def imported(name: str) -> Any:
         raise ImportError(error) from None
 
 
+def is_a(hint: Any, value: object) -> bool:
+    """Whether the value is of this type; a whole number is a number, too, True and False are neither."""
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = tuple(get_origin(option) or option for option in options)
+    return isinstance(value, (*kinds, int) if float in kinds else kinds) and (type(value) is not bool or bool in kinds)
+
+
 def check_range(name: str, value: float, low: float, high: float, hint: str, *, open_low: bool = False) -> None:
     """Low <= value <= high (low < value with `open_low`)."""
-    if not (low < value if open_low else low <= value) or not value <= high:
+    if not is_a(float, value) or not (low < value if open_low else low <= value) or not value <= high:
         interval = f"{'(' if open_low else '['}{low:g}, {high:g}]"
-        raise ConfigError(f"{name}={value}, expected a number in {interval}; {hint}")
+        raise ConfigError(f"{name}={value!r}, expected a number in {interval}; {hint}")
 
 
 def check_whole(name: str, value: int, low: int, high: int, hint: str) -> None:
     """Low <= value <= high, and nothing in between two of them."""
-    if not isinstance(value, int) or not low <= value <= high:
+    if not is_a(int, value) or not low <= value <= high:
         raise ConfigError(f"{name}={value!r}, expected a whole number from {low} to {high}; {hint}")
 
 
@@ -121,11 +129,20 @@ def _values(hint: Any) -> str:
     options = get_args(hint)
     if get_origin(hint) in (Union, UnionType):
         return " or ".join("off" if option is NoneType else _values(option) for option in options)
+    if get_origin(hint) is Mapping:
+        return "names with their values as text"
     if get_origin(hint) is tuple:
         return ",".join(map(_values, options))
     if get_origin(hint) is Literal:
         return " or ".join(map(str, options))
     return {bool: "on or off", int: "whole number", float: "number"}.get(hint, "text")
+
+
+def check_types(config: Any, shown: Callable[[str], str]) -> None:
+    """Every field of a dataclass is what its annotation says; `shown` is how users know it."""
+    for name, hint in get_type_hints(type(config)).items():
+        if not is_a(hint, value := getattr(config, name)):
+            raise ConfigError(f"{shown(name)} is {value!r} ({type(value).__name__}), expected {_values(hint)}")
 
 
 def _default(field: "dataclasses.Field[Any]") -> Any:
