@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbat.channels import Channels, unit_levels
+from fedbat.channels import Channels, levels_of
 from fedbat.downlink import DOWNLINKS, Public, Whole
 from fedbat.engine import make_engine
 from fedbat.experiment import Experiment, prepare
@@ -56,7 +56,7 @@ def even_best(rows: Tensor, width: int) -> Tensor:
 
 def normal_rms(rows: Tensor, width: int) -> Tensor:
     scales = rows.square().mean(1).sqrt()
-    return scales[:, None] * nearest(rows, scales, unit_levels(width))
+    return scales[:, None] * nearest(rows, scales, levels_of(width, rows.device))
 
 
 def ours(rows: Tensor, width: int) -> Tensor:
@@ -66,7 +66,7 @@ def ours(rows: Tensor, width: int) -> Tensor:
 def fitted(rows: Tensor, width: int) -> Tensor:
     """Lloyd's own levels for this tensor, which would have to be sent, too."""
     scales = rows.square().mean(1).sqrt().clamp(min=1e-30)
-    unit, levels = rows / scales[:, None], unit_levels(width)
+    unit, levels = rows / scales[:, None], levels_of(width, rows.device)
     for _ in range(30):
         codes = torch.bucketize(unit, (levels[1:] + levels[:-1]) / 2).view(-1)
         sums = torch.zeros(len(levels)).index_add_(0, codes, unit.reshape(-1))

@@ -2,14 +2,17 @@
 
 import dataclasses
 import json
+import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from scipy.stats import norm
 
 from fedbat import Payload, layout_of
-from fedbat.channels import WIDTHS, Channels, unit_levels
+from fedbat.channels import WIDTHS, Channels, gaussian_levels, levels_of
 from fedbat.checkpoint import Checkpoint
 from fedbat.downlink import DOWNLINKS, FOLLOW, FULL, Public, snapshot
 from fedbat.engine import SequentialEngine
@@ -24,6 +27,7 @@ from fedbat.run import run_recorded
 from fedbat.server import averaged
 from fedbat.simulation import initial_state, rounds
 
+CPU = torch.device("cpu")
 SMALL = Experiment(clients=8, per_round=3, rounds=3, epochs=1, batch_size=100, model="tests.test_engines:tiny")
 
 
@@ -31,13 +35,19 @@ def relative_error(x, width):
     return float((Channels.of(x, width).unpack().view_as(x) - x).square().mean() / x.square().mean())
 
 
-def test_levels_are_those_of_lloyd_and_max():
-    """Max 1960, Table I: the levels for the normal law, to its digits."""
-    assert unit_levels(2).tolist() == pytest.approx([-1.510, -0.4528, 0.4528, 1.510], abs=5e-4)
-    assert unit_levels(3)[4:].tolist() == pytest.approx([0.2451, 0.7560, 1.344, 2.152], abs=5e-4)
-    for width in WIDTHS:
-        levels = unit_levels(width)
-        assert len(levels) == 2**width and torch.equal(levels, -levels.flip(0)) and (levels.diff() > 0).all()
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_levels_are_those_of_lloyd_and_max(width):
+    """Each the mean of its cell of the normal law, each edge the middle between two; Max 1960."""
+    levels = gaussian_levels(width, CPU)
+    edges = [-math.inf, *((levels[1:] + levels[:-1]) / 2).tolist(), math.inf]
+    means = [norm.expect(lb=low, ub=high, conditional=True) for low, high in pairwise(edges)]
+    assert means == pytest.approx(levels.tolist(), rel=1e-6)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_levels_are_symmetric_and_ascend(width):
+    levels = levels_of(width, CPU)
+    assert len(levels) == 2**width and torch.equal(levels, -levels.flip(0)) and (levels.diff() > 0).all()
 
 
 @pytest.mark.parametrize(("width", "expected"), [(2, 0.1175), (3, 0.03454), (4, 0.009497)])
@@ -264,5 +274,5 @@ def test_the_levels_in_the_wire_format_are_the_levels():
     for width in (2, 3, 4):
         row = next(line for line in page.splitlines() if line.startswith(f"| {width} | 0."))
         assert [float(x) for x in row.split("|")[2].split(",")] == pytest.approx(
-            unit_levels(width)[2 ** (width - 1) :].tolist(), rel=1e-8
+            levels_of(width, CPU)[2 ** (width - 1) :].tolist(), rel=1e-8
         )

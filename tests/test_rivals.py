@@ -11,6 +11,7 @@ from torch import nn
 
 from fedbat import begin, make_method
 from fedbat.binarize import straight_through
+from fedbat.channels import gaussian_levels
 from fedbat.errors import WireError
 from fedbat.method import Forward, Local, Method
 from fedbat.methods.drive import DRIVE
@@ -18,7 +19,7 @@ from fedbat.methods.eden import EDEN
 from fedbat.methods.fedmrn import FedMRN
 from fedbat.parts import KINDS, Reader, Record
 from fedbat.rotation import rotate
-from fedbat.seeded_parts import MaskedNoise, RotatedLevels, RotatedSigns, gaussian_levels
+from fedbat.seeded_parts import MaskedNoise, RotatedLevels, RotatedSigns
 from fedbat.seeds import uniform
 from fedbat.streams import UniformNoise
 

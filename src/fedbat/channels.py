@@ -15,6 +15,12 @@ from fedbat.parts import KINDS, Part, Reader, Record
 
 WIDTHS = (2, 3, 4, 8)
 _FEW = 4  # bits up to which levels are placed where weights are; with more there is room for all of them
+_LLOYD_MAX = {  # each level is the mean of its cell, each edge the middle between two; part of the wire format
+    1: [0.797884583],
+    2: [0.452780038, 1.51041758],
+    3: [0.24509418, 0.756005287, 1.34390926, 2.15194559],
+    4: [0.128395036, 0.388048291, 0.656759143, 0.942340434, 1.25623119, 1.6180464, 2.06901717, 2.73258948],
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +41,7 @@ class Channels(Part):
         if not x.numel():
             return cls(x.new_empty(0, dtype=torch.uint8), x.new_empty(0, dtype=torch.float32), width)
         rows = x.detach().float().reshape(num_channels(x.shape), -1)
-        levels = unit_levels(width).to(x.device)
+        levels = levels_of(width, x.device)
         edges = (levels[1:] + levels[:-1]) / 2
         if width > _FEW:
             scales = rows.abs().amax(1)
@@ -57,7 +63,7 @@ class Channels(Part):
     def unpack(self) -> Tensor:
         if not self.numel:
             return self.scales
-        values = packing.look_up(unit_levels(self.width).to(self.codes.device), self.codes)
+        values = packing.look_up(levels_of(self.width, self.codes.device), self.codes)
         return values.view(self.scales.numel(), -1).mul_(self.scales[:, None]).reshape(-1)
 
     def record(self) -> Record:
@@ -80,7 +86,7 @@ class Channels(Part):
                 "the model is damaged"
             )
         scales = reader.take_floats(channels, "the scales of a tensor")
-        if torch.signbit(scales).any() or not torch.isfinite(scales * unit_levels(width)[-1]).all():
+        if torch.signbit(scales).any() or not torch.isfinite(scales * levels_of(width, scales.device)[-1]).all():
             raise DivergedError(
                 f"scales from {scales.min()} to {scales.max()}, expected none below 0 and all values finite; the "
                 "sender's training diverged"
@@ -103,21 +109,19 @@ def body_bytes(shape: Sequence[int], width: int) -> int:
 
 
 @cache
-def unit_levels(width: int) -> Tensor:
-    """2^width levels. For a few bits those of Lloyd and Max for the normal law, to which a channel's weights come near:
-    each level is the mean of its cell, each edge the middle between two levels. Else evenly from -1 to 1.
-    """
-    if width > _FEW:
-        top = (1 << width) - 1
-        return torch.arange(-top, top + 1, 2, dtype=torch.float32, device="cpu") / top
-    num, infinity = 1 << width, torch.tensor([math.inf], dtype=torch.float64, device="cpu")
-    levels = torch.special.ndtri((torch.arange(num, dtype=torch.float64, device="cpu") + 0.5) / num)
-    for _ in range(2000):
-        edges = torch.cat([-infinity, (levels[1:] + levels[:-1]) / 2, infinity])
-        density = torch.exp(-edges.square() / 2) / math.sqrt(2 * math.pi)
-        levels = -density.diff() / torch.special.ndtr(edges).diff()
-    symmetric: Tensor = (levels - levels.flip(0)) / 2  # to the last bit
-    return symmetric.float()
+def gaussian_levels(width: int, device: torch.device) -> Tensor:
+    """The 2^width levels of Lloyd and Max for the normal law, to which a channel's weights come near, ascending."""
+    positive = torch.tensor(_LLOYD_MAX[width], device=device)
+    return torch.cat([-positive.flip(0), positive])
+
+
+@cache
+def levels_of(width: int, device: torch.device) -> Tensor:
+    """2^width levels: a few where weights are, many evenly from -1 to 1."""
+    if width <= _FEW:
+        return gaussian_levels(width, device)
+    top = (1 << width) - 1
+    return torch.arange(-top, top + 1, 2, dtype=torch.float32, device=device) / top
 
 
 def _divisor(scales: Tensor) -> Tensor:

@@ -6,14 +6,13 @@ rotation back, about as much as encoding it cost the client.
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from functools import cache
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from fedbat import packing, seeds
-from fedbat.channels import unit_levels
+from fedbat.channels import gaussian_levels
 from fedbat.errors import DivergedError, WireError
 from fedbat.parts import KINDS, Part, Reader, Record, expect_unused, float_bits, scale_of
 from fedbat.rotation import rotate_back
@@ -187,12 +186,6 @@ class MaskedNoise(OneBit):
 
 
 KINDS |= {kind.KIND: kind for kind in (RotatedSigns, RotatedLevels, MaskedNoise)}
-
-
-@cache
-def gaussian_levels(width: int, device: torch.device) -> Tensor:
-    """The 2^width Lloyd-Max levels of the normal law, ascending."""
-    return unit_levels(width).to(device)
 
 
 def _take_seed(reader: Reader) -> Tensor:

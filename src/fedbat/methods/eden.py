@@ -17,11 +17,12 @@ from typing import Annotated
 import torch
 
 from fedbat.binarize import inner
+from fedbat.channels import gaussian_levels
 from fedbat.method import Local, Method
 from fedbat.methods.drive import DRIVE, unbiased_scale
 from fedbat.parts import Kind, Part
 from fedbat.rotation import rotate
-from fedbat.seeded_parts import RotatedLevels, gaussian_levels
+from fedbat.seeded_parts import RotatedLevels
 from fedbat.seeds import draw_seeds
 from fedbat.settings import check_whole
 from fedbat.streams import Noise, Tensors
