@@ -21,8 +21,8 @@ from fedbat.parts import Kind, Part
 from fedbat.settings import check_choice, check_whole
 from fedbat.streams import Noise, Tensors
 
-Norm = Literal["max", "l2"]
-_NORMS: dict[Norm, Callable[[Tensor], Tensor]] = {"max": inf_norm, "l2": torch.linalg.vector_norm}
+Norm = Literal["inf", "l2"]
+_NORMS: dict[Norm, Callable[[Tensor], Tensor]] = {"inf": inf_norm, "l2": torch.linalg.vector_norm}
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class FedPAQ(Method):
     """Rounds m at random to `bits` bits: m_hat = ||m|| j / s with E[m_hat] = m."""
 
     bits: Annotated[int, "for each weight, 2 to 8"] = 4
-    norm: Annotated[Norm, "of a layer: what its levels are parts of"] = "max"
+    norm: Annotated[Norm, "of a layer: what its levels are parts of"] = "inf"
 
     def __post_init__(self) -> None:
         check_whole("bits", self.bits, 2, 8, "the paper uses 3 and 4; for one bit choose a sign method")
