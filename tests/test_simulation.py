@@ -185,7 +185,7 @@ def test_record_is_complete_and_true(tmp_path):
     assert summary["downlink_bytes_per_client_round"] == dense and summary["seconds"] > 0
     assert summary["total_bytes_per_client_round"] == per_client + dense
     assert summary["total_saving"] == pytest.approx(2 * dense / (per_client + dense))
-    assert {"python", "torch", "numpy", "fedbat"} <= summary["versions"].keys() and summary["config"]["rounds"] == 2
+    assert {"python", "torch", "numpy", "numba", "fedbat", "source"} <= summary["versions"].keys() and summary["config"]["rounds"] == 2
     for line in lines:
         assert set(line["layers"]) == {e.name for e in federation.layout.compressed}
         for report in line["layers"].values():
@@ -230,7 +230,7 @@ def test_diverged_training_is_said_with_round_and_client():
     [
         ({"per_round": 13}, ConfigError, "--per-round is 13 but there are only 12 clients"),
         ({"rounds": 0}, ConfigError, "--rounds is 0"),
-        ({"epochs": 1.5}, ConfigError, "--epochs is 1.5, expected a whole number"),
+        ({"epochs": 1.5}, ConfigError, "--epochs is 1.5 .float., expected whole number"),
         ({"batch_size": 0}, ConfigError, "--batch-size is 0"),
         ({"lr": float("nan")}, ConfigError, "--lr is nan"),
         ({"seed": -1}, ConfigError, "--seed is -1"),

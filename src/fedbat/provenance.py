@@ -1,8 +1,10 @@
 """Which code ran on which machine."""
 
+import hashlib
 import os
 import platform
 import subprocess
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ def provenance() -> dict[str, Any]:
     return {
         "versions": {
             "fedbat": package_version(),
+            "source": source_digest(),
             "python": platform.python_version(),
             "torch": torch.__version__,
             "numpy": np.__version__,
@@ -37,6 +40,15 @@ def package_version() -> str:
         return version("fedbat")
     except PackageNotFoundError:
         return "source"
+
+
+@cache
+def source_digest() -> str:
+    """Of this package's code: it names a version where there is no git, as in a copy on another machine."""
+    here, digest = Path(__file__).parent, hashlib.sha256()
+    for path in sorted(here.rglob("*.py"), key=lambda path: path.relative_to(here).as_posix()):
+        digest.update(f"{path.relative_to(here).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 def _numba() -> str | None:
