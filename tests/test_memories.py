@@ -43,7 +43,7 @@ def test_rounds_checkpoints_and_crashes_leave_what_a_dict_would_hold(script, bud
                 after.remember(client, memory(value))
                 assert after[client]["w"][0, 0] == value
             assert content(memories) == expected  # a round that has only begun changes nothing
-            assert memories.bytes_in_ram <= max(budget, SIZE)
+            assert memories._store.num_bytes <= max(budget, SIZE)
             if not fails:
                 memories, expected = after, content(after)
             if checkpoints:
@@ -61,7 +61,7 @@ def test_only_what_does_not_fit_is_on_disk_and_what_is_superseded_goes(tmp_path)
         for client in range(4):
             memories.remember(client, memory(10 * number + client))
     memories = memories.begin()
-    assert memories.bytes_in_ram == 2 * SIZE and len(list(tmp_path.iterdir())) == 2
+    assert memories._store.num_bytes == 2 * SIZE and len(list(tmp_path.iterdir())) == 2
     assert content(memories) == {client: 40 + client for client in range(4)}
 
 

@@ -163,7 +163,7 @@ def test_a_model_starts_as_asked_and_by_default_as_the_authors_or_as_it_says():
 
 def test_record_is_complete_and_true(tmp_path):
     federation = prepare(sample("fedbat"))
-    record = RunRecord(tmp_path / "run", federation)
+    record = RunRecord.begin(tmp_path / "run", federation)
     for round_, after in rounds(federation, SequentialEngine(federation), initial_state(federation)):
         record.add(round_)
         state = after

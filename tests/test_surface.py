@@ -11,8 +11,8 @@ SOURCE = Path(fedbat.__file__).parent
 
 # Each module may import from the layers before its own, never from later ones.
 LAYERS = [
-    {"errors", "packing", "provenance", "streams"},
-    {"binarize", "figures", "layout", "link", "seeds", "settings", "storage", "transfer"},
+    {"errors", "figures", "packing", "provenance", "streams"},
+    {"binarize", "layout", "link", "seeds", "settings", "storage", "transfer"},
     {"lock", "parts", "rotation"},
     {"channels", "levels"},
     {"seeded_parts"},

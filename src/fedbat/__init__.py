@@ -4,7 +4,7 @@ On a client: `local = begin(method, model, optimizer, num_steps)`, train as usua
 On the server: `server = Server(method, model)`, `server.add(raw, weight)`, `server.step()`.
 """
 
-from fedbat.errors import ConfigError, DataError, FedbatError, MethodError, WireError
+from fedbat.errors import ConfigError, DataError, DivergedError, FedbatError, MethodError, WireError
 from fedbat.layout import Layout, layout_of
 from fedbat.method import Method
 from fedbat.methods import METHODS, make_method
@@ -34,6 +34,7 @@ __all__ = [
     "BiFLFull",
     "ConfigError",
     "DataError",
+    "DivergedError",
     "EFSignSGD",
     "FedAvg",
     "FedBAT",

@@ -4,6 +4,7 @@ In all but the first the server keeps the true model w and adds the updates to t
 lost.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -25,22 +26,30 @@ class Public(NamedTuple):
     versions: Mapping[int, int] = {}  # the last version of a followed model that each client has had, by client
 
 
-class Whole:
-    """The model as it is."""
+class Downlink(ABC):
+    """A way to bring the model to the clients."""
 
-    anywhere: ClassVar[bool] = True  # whether the true model may wait on any device, or must on the CPU
+    on_any_device: ClassVar[bool] = True  # whether the true model may wait there, or must on the CPU
 
+    @abstractmethod
     def publish(self, layout: Layout, w: Tensors, before: Public | None, version: int) -> Public:
         """The public model after `version` rounds; `before` is the one before the last of them."""
-        return Public(w, whole_bytes(layout))
 
     def reach(self, layout: Layout, public: Public, clients: Sequence[int], version: int) -> tuple[list[int], Public]:
         """Bytes that go down to each of these clients, and what is known of them then."""
         return [public.num_bytes] * len(clients), public
 
 
+class Whole(Downlink):
+    """The model as it is."""
+
+    def publish(self, layout: Layout, w: Tensors, before: Public | None, version: int) -> Public:
+        """Nothing is lost."""
+        return Public(w, whole_bytes(layout))
+
+
 @dataclass(frozen=True)
-class Snapshot(Whole):
+class Snapshot(Downlink):
     """The whole model with `width` bits a weight. It needs nothing of the client: it fits devices that come and go."""
 
     width: int
@@ -51,12 +60,12 @@ class Snapshot(Whole):
         return Public(_quantized(layout, w, self.width, version).values(), size)
 
 
-class Follow(Whole):
+class Follow(Downlink):
     """For clients that keep what they have: all hold one public model, train from it, and hear after each round by how
     much it moves (fedbat.following).
     """
 
-    anywhere: ClassVar[bool] = False  # hashes are of bytes
+    on_any_device: ClassVar[bool] = False  # hashes are of bytes
 
     def publish(self, layout: Layout, w: Tensors, before: Public | None, version: int) -> Public:
         """The first public model is the true one."""
@@ -73,7 +82,7 @@ class Follow(Whole):
 
 
 FULL, FOLLOW = "32", "follow"
-DOWNLINKS: dict[str, Whole] = {
+DOWNLINKS: dict[str, Downlink] = {
     FULL: Whole(),
     **{str(width): Snapshot(width) for width in sorted(WIDTHS, reverse=True)},
     FOLLOW: Follow(),

@@ -5,7 +5,7 @@ from typing import Any
 
 OTHERS = ("received", "averaged")  # models that are tested beside the global one
 
-Lines = Sequence[Mapping[str, Any]]
+Lines = Sequence[Mapping[str, Any]]  # of rounds.jsonl
 
 
 def figures_of(lines: Lines, num_parameters: int, num_compressed: int) -> dict[str, Any]:

@@ -21,12 +21,11 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from fedbat.errors import ConfigError
+from fedbat.figures import Lines
 
 _FORM = "up=10,down=50 (Mbit/s), with latency=40 (ms) and compute=10x (or seconds) if wanted, or a .csv file of rates"
 _NAMES = ("up", "down", "latency", "compute", "file")
 _COLUMNS = ["client", "up", "down", "latency"]
-
-Lines = Sequence[Mapping[str, Any]]  # of rounds.jsonl
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ A `Memories` is a value, like the weights it belongs to: `begin` a round, let th
 still says what was before the round. That lasts until the next round begins; then only the newest is kept.
 """
 
+import copy
 import os
 import shutil
 import tempfile
@@ -39,18 +40,13 @@ class Memories(Mapping[int, Tensors]):
     def begin(self) -> Self:
         """What will be remembered after the round that begins now; all values but this one are forgotten."""
         self._store.keep_only(set(self._numbers.values()))
-        after = type(self).__new__(type(self))
-        after._numbers, after._store = dict(self._numbers), self._store
+        after = copy.copy(self)
+        after._numbers = dict(self._numbers)
         return after
 
     def remember(self, client: int, tensors: Tensors) -> None:
         """In a round that has begun: what the client remembers from now on."""
         self._numbers[client] = self._store.put(tensors)
-
-    @property
-    def bytes_in_ram(self) -> int:
-        """Of all values together."""
-        return self._store.num_bytes
 
     def write(self, folder: Path) -> dict[int, int]:
         """Bring to disk what is not there yet; client -> number, the `saved` from which to open them again."""

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors.torch import save_model
@@ -36,23 +36,25 @@ from fedbat.training import LayerReport
 class RunRecord:
     """The folder of one run; empty again if not even one round was done."""
 
-    def __init__(self, folder: Path, federation: Federation, engine: Mapping[str, str | None] | None = None) -> None:
-        check_free(folder)
-        make_folder(folder)
-        self.folder, self.federation = folder, federation
-        self.rounds: list[Round] = []
-        self.legs = [_leg(1, engine)]  # who computed which rounds
-        self._write_summary("running")
+    def __init__(self, folder: Path, federation: Federation, rounds: list[Round], legs: list[dict[str, Any]]) -> None:
+        self.folder, self.federation, self.rounds = folder, federation, rounds
+        self.legs = legs  # who computed which rounds
 
     @classmethod
-    def read(cls, folder: Path, federation: Federation) -> "RunRecord":
-        """What a run has written so far."""
-        record = cls.__new__(cls)
-        record.folder, record.federation = folder, federation
-        record.rounds = _read_rounds(folder / "rounds.jsonl")
-        summary = read_summary(folder)
-        record.legs = [{"first_round": 1, **{key: summary[key] for key in _LEG}}, *summary["resumed"]]
+    def begin(cls, folder: Path, federation: Federation, engine: Mapping[str, str | None] | None = None) -> Self:
+        """In a new folder."""
+        check_free(folder)
+        make_folder(folder)
+        record = cls(folder, federation, [], [_leg(1, engine)])
+        record._write_summary("running")
         return record
+
+    @classmethod
+    def read(cls, folder: Path, federation: Federation) -> Self:
+        """What a run has written so far."""
+        summary = read_summary(folder)
+        legs = [{"first_round": 1, **{key: summary[key] for key in _LEG}}, *summary["resumed"]]
+        return cls(folder, federation, _read_rounds(folder / "rounds.jsonl"), legs)
 
     def resume(self, num_rounds: int, engine: Mapping[str, str | None] | None = None) -> None:
         """Go on after so many rounds; the file may be ahead of the checkpoint, or end in half a line."""

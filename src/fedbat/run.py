@@ -82,7 +82,7 @@ def _opened(
         checkpoint = _last_checkpoint(federation, record, place, budget)
         record.resume(checkpoint.next_round, engine)
     else:
-        record = RunRecord(folder, federation, engine)
+        record = RunRecord.begin(folder, federation, engine)
         checkpoint = Checkpoint(0, initial_state(federation, Memories(place, budget)))
     if not has_checkpoint(place):
         checkpoint.save(place)  # before the first round is recorded

@@ -79,7 +79,7 @@ def rounds(
     experiment, layout = federation.experiment, federation.layout
     assert experiment.rounds is not None
     downlink = DOWNLINKS[experiment.down]
-    if downlink.anywhere:
+    if downlink.on_any_device:
         state = state._replace(w=_at(engine.home, state.w), average=_at(engine.home, state.average))
     public = state.public or downlink.publish(layout, state.w, None, first)
     for index in range(first, experiment.rounds):

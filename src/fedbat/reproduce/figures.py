@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedbat.plots import Line, Panel, Spot, SpotPanel, draw_panels, draw_spots
-from fedbat.reproduce.metrics import weighted_error
+from fedbat.reproduce.metrics import running_mean, weighted_error
 from fedbat.reproduce.record import Record, Records
 from fedbat.reproduce.results import MeanStd, Result, Results
 from fedbat.reproduce.tables import Book, Row, Table
@@ -52,7 +52,7 @@ class Curves:
     def _line(self, records: Sequence[Record]) -> Line:
         """The mean over seeds, from the lowest to the highest of them."""
         raw = [self.y(record) for record in records]
-        columns = list(zip(*(_running_mean(values, self.window) for values in raw), strict=True))
+        columns = list(zip(*(running_mean(values, self.window) for values in raw), strict=True))
         x = itertools.accumulate(records[0].uplink_bytes) if self.by_bytes else range(1, len(columns) + 1)
         return Line(
             list(x),
@@ -60,11 +60,6 @@ class Curves:
             ([min(column) for column in columns], [max(column) for column in columns]) if len(records) > 1 else None,
             [statistics.fmean(column) for column in zip(*raw, strict=True)] if self.window > 1 else None,
         )
-
-
-def _running_mean(values: Sequence[float], window: int) -> list[float]:
-    """Of each value and those before it."""
-    return [statistics.fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
 
 
 @dataclass(frozen=True)

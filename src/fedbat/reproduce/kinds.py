@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from fedbat.errors import ConfigError
 from fedbat.reproduce.estimates import Spread
-from fedbat.reproduce.metrics import METRICS
+from fedbat.reproduce.metrics import METRICS, running_mean
 from fedbat.reproduce.record import Record
 from fedbat.reproduce.tables import KEYS, Book, Row
 
@@ -129,7 +129,7 @@ def rounds(column: Column, *, one: str, others: Sequence[str], smooth: int, slac
     """
 
     def curves_and_target(records: Sequence[Record]) -> tuple[list[list[float]], float]:
-        curves = [_running_mean(record.accuracy, smooth) for record in records]
+        curves = [running_mean(record.accuracy, smooth) for record in records]
         return curves, min(map(max, curves)) - slack / 100
 
     def measure(records: Sequence[Record]) -> float:
@@ -200,7 +200,3 @@ def _paper_spread(shelf: Shelf, rows: Sequence[Row]) -> Spread | None:
     if len(found) < len(rows):
         return None
     return Spread(math.sqrt(sum((std + _HALF_A_DIGIT) ** 2 for std in found)), _PAPER_RUNS - 1, "paper")
-
-
-def _running_mean(values: Sequence[float], window: int) -> list[float]:
-    return [statistics.fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]

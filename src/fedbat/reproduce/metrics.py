@@ -30,6 +30,11 @@ def _last_ten(record: Record) -> list[float]:
     return [100 * accuracy for accuracy in record.accuracy[-10:]]
 
 
+def running_mean(values: Sequence[float], window: int) -> list[float]:
+    """Of each value and those before it."""
+    return [fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
+
+
 def weighted_error(record: Record) -> list[float]:
     """By round, ||sent - m|| / ||m||, mean over clients and over layers weighted by their parameters."""
     configuration = record.configuration
