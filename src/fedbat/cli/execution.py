@@ -1,6 +1,6 @@
 """What the commands that run something share: a live view beside the run, a table and a picture after it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -113,7 +113,7 @@ def execute_all(federations: list[Federation], folder: Path, means: Means) -> No
     """Begin or continue a comparison in a folder that is locked: each run in one of its own, a table and a picture."""
     from fedbat.plots import Curve, draw_comparison
 
-    done: dict[str, list[Round]] = {}
+    done: list[tuple[Federation, list[Round]]] = []
     curves: dict[str, Curve] = {}
     width = max(len(federation.experiment.variant) for federation in federations)
     with closing(workers_for(federations[0])) as workers:  # handed on: to start them takes seconds
@@ -121,30 +121,32 @@ def execute_all(federations: list[Federation], folder: Path, means: Means) -> No
             asked = federation.experiment
             found = execute(federation, run_folder(folder, asked), means, folder, workers, width)
             columns = ([getattr(r, name) for r in found] for name in ("accuracy", "uplink_bytes", "downlink_bytes"))
-            done[asked.variant] = found
+            done.append((federation, found))
             curves[asked.variant] = Curve(asked.method, *columns)
-    print_table(done, federation)
+    print_table(done)
     picture = folder / "compare.png"
     split = f"{asked.partition}, {asked.per_round} of {asked.clients} clients a round, seed {asked.seed}"
     draw_comparison(curves, f"{asked.dataset}, {split}", picture)
     say(f"recorded in {folder}, picture in {picture}")
 
 
-def print_table(done: Mapping[str, list[Round]], federation: Federation) -> None:
+def print_table(done: Sequence[tuple[Federation, list[Round]]]) -> None:
     """What people compare, a line for each run: percent, bits a parameter, how many times less is sent than in float32.
 
     Traffic is up and down, of all clients and rounds.
     """
     table = new_table("run", "best %", "last 10", "bits up", "down", "saved up", "both", "traffic", "seconds")
-    summaries: dict[str, dict[str, Any]] = {label: summarize(federation, found) for label, found in done.items()}
-    for label, s in summaries.items():
+    summaries: dict[str, dict[str, Any]] = {}
+    for federation, found in done:
+        label = federation.experiment.variant
+        s = summaries[label] = summarize(federation, found)
         table.add_row(
             label,
             *(f"{100 * s[key]:.2f}" for key in ("best_accuracy", "last10_accuracy")),
             f"{s['bits_per_parameter']:.2f}",
             f"{8 * s['downlink_bytes_per_client_round'] / s['num_parameters']:.2f}",
             *(f"{s[key]:.1f}x" for key in ("uplink_saving", "total_saving")),
-            megabytes(sum(r.uplink_bytes + r.downlink_bytes for r in done[label])),
+            megabytes(sum(r.uplink_bytes + r.downlink_bytes for r in found)),
             f"{s['seconds']:.0f}",
         )
     console.print(table)

@@ -65,7 +65,7 @@ def resume(
         with locked(folder):
             return execute_all(federations, folder, means)
     federation = prepare(read_experiment(folder))
-    print_table({federation.experiment.variant: execute(federation, folder, means)}, federation)
+    print_table([(federation, execute(federation, folder, means))])
     say(f"recorded in {folder}")
 
 

@@ -48,7 +48,7 @@ def run(
     check_free(folder)
     federation = prepare(experiment)
     finished = execute(federation, folder, means)
-    print_table({experiment.variant: finished}, federation)
+    print_table([(federation, finished)])
     say(f"recorded in {folder}")
 
 
