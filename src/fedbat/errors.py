@@ -4,7 +4,7 @@ FedbatError
 ├── ConfigError    a setting is out of range, unknown, or contradicts another one
 ├── DataError      a data set is missing, damaged, or cannot be split as asked
 ├── WireError      bytes that are not a valid message for this model
-│   └── DivergedError    ... because the sender's training gave no numbers
+│   └── DivergedError    ... because the sender's training diverged
 └── MethodError    local training was driven in a way a method cannot follow
 
 Every message says what we got, what we expected, and what to do about it.
@@ -28,7 +28,7 @@ class WireError(FedbatError):
 
 
 class DivergedError(WireError):
-    """The numbers in a message are none, or too large to be used."""
+    """A message holds numbers that are not finite, or too large to be used: the sender's training diverged."""
 
 
 class MethodError(FedbatError):

@@ -9,7 +9,7 @@ Lines = Sequence[Mapping[str, Any]]  # of rounds.jsonl
 
 
 def figures_of(lines: Lines, num_parameters: int, num_compressed: int) -> dict[str, Any]:
-    """Of a run with at least one round, on a model of that size; a summary that says otherwise was tampered with."""
+    """The figures of a run with at least one round, on a model of that size. Summaries are checked against them."""
     client_rounds = sum(len(line["clients"]) for line in lines)
     uploads = client_rounds - sum(len(line.get("lost", ())) for line in lines)
     uplink = sum(line["uplink_bytes"] for line in lines) / uploads

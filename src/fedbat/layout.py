@@ -111,8 +111,8 @@ def layout_of(model: nn.Module, roles: Mapping[str, Role] | None = None) -> Layo
 
 
 def whole_layout(model: nn.Module, layout: Layout) -> Layout:
-    """All tensors of model.state_dict() in its order, for whoever loads that: tied weights in the role of the one they
-    are, and what `layout` skips as it is.
+    """All tensors of model.state_dict(), in its order, for a receiver that loads that: tied weights in the role of the
+    one they share, and what `layout` skips unchanged.
     """
     roles: dict[str, Role] = {entry.name: entry.role for entry in layout}
     entries, tied = [], tied_names(model)
@@ -171,7 +171,7 @@ def _fits(tensor: Tensor, role: Role) -> bool:
 def _check(name: str, tensor: Tensor, role: Role) -> None:
     if "\t" in name or "\n" in name:
         raise ConfigError(
-            f"the name {name!r} holds a tab or a line break, which separate what is told of tensors; rename it"
+            f"the name {name!r} holds a tab or a line break, which separate the fields of a layout; rename it"
         )
     if role not in get_args(Role):
         raise ConfigError(f"role of {name} is {role!r}; choose from {', '.join(get_args(Role))}")

@@ -82,7 +82,7 @@ class Method:
         return False
 
     def prepare(self, w: Tensors, local: Local) -> Tensors:
-        """`local.fixed` for what comes: an altered forward pass, or the encoding."""
+        """The `local.fixed` that the altered forward pass, or the encoding, is about to use."""
         return local.fixed
 
     def forward(self, w: Tensors, local: Local, u: Tensors) -> Forward:

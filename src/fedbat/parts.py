@@ -290,7 +290,7 @@ def scale_of(word: int) -> Tensor:
     if not math.isfinite(value):
         raise DivergedError(f"step size {value}, expected a finite number >= 0; the sender's training diverged")
     if math.copysign(1.0, value) < 0:
-        raise WireError(f"step size {value}, expected a finite number >= 0; it is damaged, or its method at fault")
+        raise WireError(f"step size {value}, expected a finite number >= 0; message or method is at fault")
     return torch.tensor(value, dtype=torch.float32, device="cpu")
 
 

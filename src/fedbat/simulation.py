@@ -58,7 +58,7 @@ class State(NamedTuple):
 
 
 def initial_state(federation: Federation, memories: Memories | None = None) -> State:
-    """The model as built, and no memories; an empty `memories` says where they may go."""
+    """The model as built, and no memories; `memories`, empty, decides where they will be kept."""
     tensors = tensors_of(federation.model, federation.layout)
     w = {name: tensor.clone() for name, tensor in tensors.items()}
     return State(w, Memories() if memories is None else memories)

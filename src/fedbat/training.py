@@ -1,6 +1,6 @@
 """Local training around anyone's loop: values into the parameters, gradients pulled back.
 
-The user's model, optimizer and loop stay as they are. `begin` hooks the optimizer and nothing else:
+The user's model, optimizer and loop stay as they are. `begin` hooks the optimizer (and, for ZeroFL, layers):
 
     before the forward pass   the parameters hold what the method wants the model to compute with;
     before optimizer.step()   their gradients are pulled back to m and to what is learned beside it, and the

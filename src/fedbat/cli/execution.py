@@ -21,7 +21,7 @@ from fedbat.view import RunView, count, megabytes
 
 
 class Means(NamedTuple):
-    """With what a run is computed and followed, as the user asked for it; none of it belongs to the experiment."""
+    """How a run is computed and followed, as the user asked for it; what it computes is the experiment's."""
 
     engine: str = "auto"
     device: str | None = None

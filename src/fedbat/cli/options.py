@@ -37,7 +37,7 @@ Model = Annotated[
 Init = Annotated[
     str | None,
     typer.Option(
-        help=f"Initial weights, one of {', '.join(INITS)}. Default: normal (the authors'), for your own model own.",
+        help=f"Initial weights, one of {', '.join(INITS)}. Default: normal (the authors'); own for a model of yours.",
         show_default=False,
     ),
 ]

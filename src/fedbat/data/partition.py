@@ -76,7 +76,7 @@ def _own_split(
 ) -> Dealt:
     dealt = Dealt(np.asarray(part) for part in function(labels, num_clients, seed))
     if len(dealt) != num_clients:
-        raise DataError(f"{name} gave parts for {len(dealt)} clients, expected {num_clients}; it is told how many")
+        raise DataError(f"{name} gave parts for {len(dealt)} clients, expected {num_clients}; return one for each")
     for client, part in enumerate(dealt):
         whole = part.ndim == 1 and part.dtype.kind in "iu" and len(part) > 0
         if not whole or part.min() < 0 or part.max() >= len(labels):

@@ -44,7 +44,7 @@ class Died(NamedTuple):
 class Workers:
     """Processes that outlive tasks and deaths, and engines too if they are handed on; started by the first `hold`.
 
-    Those that are no daemons may have workers of their own, and have to be closed.
+    Daemons end with this process; others may start workers of their own, and have to be closed.
     """
 
     def __init__(self, num: int, *, daemon: bool = True) -> None:

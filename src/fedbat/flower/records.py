@@ -109,10 +109,9 @@ class Orders:
     seed: int | None  # of the sign decisions; None: each client draws its own
     training: str  # a name of this one, the same before and after a restart of the server
     layout: str = ""  # of what comes in a few bits
-    names: Mapping[str, str] = field(
-        default_factory=dict
-    )  # of all tensors, each with the one it is; none: as they come
-    frozen: bytes = b""  # hash of those that nodes keep
+    # All tensors by name, each with the tied one that stands for it; empty: in the order in which they come.
+    names: Mapping[str, str] = field(default_factory=dict)
+    frozen: bytes = b""  # hash of the tensors that nodes keep
     hello: bool = False  # nothing is to be trained, the server only asks who is there
 
     def to_config(self) -> ConfigRecord:

@@ -42,15 +42,15 @@ class Sending(ABC):
         """Once a round has made w of the true model."""
 
     def start(self, held: Held | None) -> Held | None:
-        """What of this the message depends on: all nodes of which this is the same get the same one."""
+        """The part of `held` that decides the message: nodes that agree in it get the same bytes."""
         return None
 
     @abstractmethod
     def message(self, held: Held | None) -> bytes:
-        """For a node that holds this."""
+        """The bytes for a node that holds this; None for one that holds nothing."""
 
     def to_tensors(self) -> Tensors:
-        """What a server that stops must keep to go on, beside the true model."""
+        """What a checkpoint of the server has to hold beside the true model."""
         return {}
 
 

@@ -292,9 +292,8 @@ class Compressed(Strategy):
         new = self._w | mean
         if arrays is not None:
             new |= {name: tensor.to(self._w[name].dtype) for name, tensor in tensors_of_record(arrays).items()}
-        new |= {
-            name: self._w[name] for name in self._frozen & self._w.keys()
-        }  # whatever rounding a strategy's mean of equals has
+        # Frozen tensors stay bit for bit: a strategy's mean of equals may be off by a rounding.
+        new |= {name: self._w[name] for name in self._frozen & self._w.keys()}
         new |= {name: new[first].clone() for name, first in self._tied.items()}
         return {name: new[name] for name in self._w}, metrics or MetricRecord()
 
