@@ -1,4 +1,4 @@
-"""The operator S and its gradients (checks 1 to 5), and the other quantizers, as laws."""
+"""The operator S and its gradients, and the other quantizers, as laws."""
 
 import math
 
@@ -64,7 +64,7 @@ def _slow_quantize_gradients(x: float, alpha: float, s: float, bits: int) -> tup
     return 1.0, (s - x) / alpha
 
 
-# Check 1 and 2: mean, variance and support
+# Mean, variance and support
 
 
 @pytest.mark.parametrize("ratio", [-0.9, -0.3, 0.0, 0.5, 0.95])
@@ -100,7 +100,7 @@ def test_forward_and_bits_agree_with_the_equation(x, alpha, u):
     assert stochastic_sign(m, a, noise).item() == (expected > 0)
 
 
-# Check 3: Eq. 8-9
+# Eq. 8-9
 
 
 def test_gradients_are_the_three_branches(rng):
@@ -234,7 +234,7 @@ def test_gradients_of_levels(bits, channels_last, rng):
     torch.testing.assert_close(alpha_grad_alpha, alpha * leaf_alpha.grad)
 
 
-# Check 5: alpha = alpha' exp(rho alpha_e)
+# alpha = alpha' exp(rho alpha_e)
 
 
 @pytest.mark.parametrize("rho", [0.0, 2.0, 6.0])

@@ -1,4 +1,4 @@
-"""Every baseline's defining laws (checks 13 and 14), and the registry."""
+"""Every baseline's defining laws, and the registry."""
 
 import dataclasses
 import math
@@ -181,7 +181,7 @@ def test_fedpaq_levels_mean_and_bits(bits, norm, rng):
 
 
 def test_fedpaq_error_on_gaussian_layers(rng):
-    """The norm decides everything: METHODS section 3, 3 bits."""
+    """With 3 bits the norm decides everything."""
     m = torch.randn(294_912, generator=rng)
     relative = {n: ((encode(FedPAQ(3, n), m)[0].unpack() - m) ** 2).sum() / (m**2).sum() for n in ("inf", "l2")}
     assert relative["inf"].item() == pytest.approx(0.43, abs=5 * 0.04)
@@ -431,7 +431,7 @@ def test_a_method_of_ones_own_is_found_by_its_module():
 
 
 def test_defaults_are_the_papers():
-    """Section 5.1, Appendix A.2; where it is silent, METHODS and the file headers."""
+    """Section 5.1, Appendix A.2; where it is silent, see the files' headers."""
     assert {name: make_method(name).settings() for name in METHODS} == {
         "bifl": {},
         "bifl-full": {},

@@ -1,4 +1,4 @@
-"""The paper's models: exact sizes (METHODS section 0) and initial weights."""
+"""The paper's models: exact sizes and initial weights."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Bits into bytes and back (check 8): every stream is a little-endian number, and nothing is lost on the way."""
+"""Bits into bytes and back: every stream is a little-endian number, and nothing is lost on the way."""
 
 import math
 

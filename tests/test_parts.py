@@ -1,4 +1,4 @@
-"""Parts: what is packed is what is unpacked is what is added, and the bits claimed are the bytes sent (check 8)."""
+"""Parts: what is packed is what is unpacked is what is added, and the bits claimed are the bytes sent."""
 
 import math
 import struct

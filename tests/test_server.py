@@ -1,4 +1,4 @@
-"""Aggregation (check 7): the weighted mean of what was decoded, layer by layer."""
+"""Aggregation: the weighted mean of what was decoded, layer by layer."""
 
 import copy
 import itertools

@@ -1,4 +1,4 @@
-"""The paper's theory, measured: q, Lemmas 5-6, Theorems 1-3 and Remark 1 (checks 4 and 9 to 12).
+"""The paper's theory, measured: q, Lemmas 5-6, Theorems 1-3 and Remark 1.
 
 The theorems hold for phi = 0 and alpha = ||m||_inf. Upper bounds are weak tests (their slack here is 10^4), so the
 rates are tested as slopes and, on quadratics, the constant is tested two-sided against its closed form.
@@ -43,7 +43,7 @@ def generator(seed):
     return torch.Generator().manual_seed(seed)
 
 
-# Assumption 5: the relative variance q^2 of S at alpha = ||x||_inf (check 4)
+# Assumption 5: the relative variance q^2 of S at alpha = ||x||_inf
 
 
 @pytest.mark.parametrize("law", ["normal", "laplace", "uniform", "one-hot"])
@@ -81,7 +81,7 @@ def test_equal_magnitudes_are_sent_exactly(c, rng):
 
 @pytest.mark.parametrize(("d", "num_draws", "stated"), [(1_000, 600, 10.9), (100_000, 60, 18.9), (300_000, 30, 22.1)])
 def test_q_of_normal_updates(d, num_draws, stated, rng):
-    """E q^2 = 10.91, 19.62 and 21.73; `stated` are single draws of METHODS.md, which vary by 2.4 to 2.5."""
+    """E q^2 = 10.91, 19.62 and 21.73; `stated` are single draws by others, which vary by 2.4 to 2.5."""
     # E max^2 = int 2 s P(max > s) ds; ||x||^2 / d = 1 up to a relative 2 / d.
     s = torch.linspace(0, 12, 12_001, dtype=torch.float64)
     beyond = 1 - (d * torch.log1p(-torch.special.erfc(s[1:] / math.sqrt(2)))).exp()
@@ -98,7 +98,7 @@ def test_q_of_normal_updates(d, num_draws, stated, rng):
     assert abs(float(((sent - x[0]).double() ** 2).sum() / squares.sum()) - q_squared[0]) < 5 * spread / squares.sum()
 
 
-# Lemmas 5 and 6: sampling K of N clients and binarizing (check 9)
+# Lemmas 5 and 6: sampling K of N clients and binarizing
 
 
 @pytest.mark.parametrize("num_sampled", [1, 4, 9, 10])
@@ -158,7 +158,7 @@ def test_theorem_2_contains_theorem_1_and_fedavg():
         assert partial > full or k == n or g2 == 0
 
 
-# Theorems 1 and 2: strongly convex, eta_t = 2 / (mu (gamma + t)) (checks 10 and 11)
+# Theorems 1 and 2: strongly convex, eta_t = 2 / (mu (gamma + t))
 
 
 TRIALS = {
@@ -252,7 +252,7 @@ def test_without_binarization_the_gap_falls_faster():
     assert found.constant().value < trial_of("quadratics", 10).constant().value / 1000
 
 
-# Theorem 3: not convex, eta = 1 / (L sqrt(T)) (check 12)
+# Theorem 3: not convex, eta = 1 / (L sqrt(T))
 
 
 @pytest.mark.parametrize("num_sampled", [10, 4])

@@ -104,7 +104,7 @@ FIRST_STEPS = [(80, 0.5, 40), (30, 0.1, 3), (7, 0.5, 3), (10, 0.0, 0), (10, 1.0,
 
 @pytest.mark.parametrize(("tau", "phi", "first"), FIRST_STEPS)
 def test_first_binarized_step(tau, phi, first):
-    """Check 6. The parameters hold w + S, not w + m, from step floor(phi tau) on, and alpha' is mean|m| then."""
+    """The parameters hold w + S, not w + m, from step floor(phi tau) on, and alpha' is mean|m| then."""
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     local = begin(FedBAT(phi=phi), model, optimizer, tau)

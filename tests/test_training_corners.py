@@ -1,4 +1,4 @@
-"""Corners of local training (METHODS 7.2): short and long loops, layers that do not move, moved late, or frozen."""
+"""Corners of local training: short and long loops, layers that do not move, moved late, or frozen."""
 
 import pytest
 import torch

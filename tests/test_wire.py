@@ -1,4 +1,4 @@
-"""Wire format v1 (check 8): golden bytes, an independent reader, sizes, and what goes in."""
+"""Wire format v1: golden bytes, an independent reader, sizes, and what goes in."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Every method by name. To add one: write a file here and a line below."""
+"""Every method by name. To add one: docs/adding-a-method.md."""
 
 from collections.abc import Mapping
 
