@@ -1,5 +1,7 @@
 """FedBAT's compiled passes say what its tensor code says."""
 
+import os
+import subprocess
 import sys
 
 import numba
@@ -8,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import fedbat
 from fedbat import FedBAT, SignSGD, begin
 from fedbat.method import Local
 from fedbat.onepass import OnePass, compiled
@@ -43,10 +46,16 @@ class Halved(UniformNoise):
 
 @pytest.fixture
 def anew():
-    """Compiled as in a process that has compiled nothing."""
-    compiled.cache_clear()
+    """As in a process that has compiled nothing."""
+
+    def forget():
+        compiled.cache_clear()
+        sys.modules.pop("fedbat.loops", None)
+        vars(fedbat).pop("loops", None)
+
+    forget()
     yield
-    compiled.cache_clear()
+    forget()
 
 
 def test_it_is_tried_here():
@@ -233,3 +242,14 @@ def test_where_nothing_can_be_kept_it_is_compiled_anew(monkeypatch, anew):
 
     monkeypatch.setattr(numba, "njit", njit)
     assert compiled() is not None
+
+
+def test_the_next_process_finds_what_was_compiled(tmp_path):
+    code = "from fedbat.onepass import compiled; f = compiled().pull_back; print(len(f.stats.cache_hits))"
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    found, files = [], []
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        found.append(int(done.stdout))
+        files.append(len(list(tmp_path.rglob("*.nbc"))))
+    assert found == [0, 1, 1] and len(set(files)) == 1

@@ -19,7 +19,7 @@ LAYERS = [
     {"wire", "method"},
     {"following"},
     {"downlink"},
-    {"methods"},
+    {"loops", "methods"},
     {"onepass"},
     {"training"},
     {"server"},

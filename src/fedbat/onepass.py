@@ -6,9 +6,9 @@ float64 here and may differ from theirs in its last digits.
 """
 
 import warnings
-from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple, TypeGuard
+from types import ModuleType
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -21,18 +21,11 @@ from fedbat.streams import Noise, Tensors, UniformNoise
 Flat = np.ndarray[Any, np.dtype[Any]]
 
 
-class Passes(NamedTuple):
-    """Compiled loops over one layer, in the order of memory."""
-
-    forward: Callable[[Flat, Flat, Flat, Flat, np.float32], None]
-    pull_back: Callable[[Flat, Flat, Flat, Flat, Flat, np.float32], float]
-
-
 class OnePass:
     """Stands in for a FedBAT: works from where training stands (`live`, w + m), with no m, u or S in memory."""
 
-    def __init__(self, passes: Passes, method: FedBAT, w: Tensors, live: Tensors, noise: UniformNoise) -> None:
-        self.passes, self.method, self.noise = passes, method, noise
+    def __init__(self, loops: ModuleType, method: FedBAT, w: Tensors, live: Tensors, noise: UniformNoise) -> None:
+        self.loops, self.method, self.noise = loops, method, noise
         self.live = {name: live[name] for name in w}
 
     @classmethod
@@ -40,9 +33,9 @@ class OnePass:
         """One for this method and these tensors, if there is any."""
         if not suits(method) or type(noise) is not UniformNoise or noise.device.type != "cpu":
             return None
-        if not all(_in_order(x, live[name]) for name, x in w.items()) or (passes := compiled()) is None:
+        if not all(_in_order(x, live[name]) for name, x in w.items()) or (loops := compiled()) is None:
             return None
-        return cls(passes, method, w, live, noise)
+        return cls(loops, method, w, live, noise)
 
     def ready(self, local: Local) -> bool:
         """Whether every layer has its alpha'; FedBAT.prepare finds it, from m."""
@@ -57,7 +50,7 @@ class OnePass:
         alphas, paces = self.method.alphas(local)
         weights = {name: torch.empty_like(live) for name, live in self.live.items()}
         for (name, live), alpha in zip(self.live.items(), alphas.numpy(), strict=True):
-            self.passes.forward(_flat(w[name]), _flat(live), _flat(words[name]), _flat(weights[name]), alpha)
+            self.loops.forward(_flat(w[name]), _flat(live), _flat(words[name]), _flat(weights[name]), alpha)
         return Forward(weights, {}, {"alpha": alphas, "pace": paces})
 
     def pull_back(
@@ -70,7 +63,7 @@ class OnePass:
             if name in grad:
                 given = _laid_out_as(self.live[name], grad[name])
                 where = _flat(w[name]), _flat(self.live[name]), _flat(words[name])
-                slopes[i] = self.passes.pull_back(*where, _flat(given), _flat(passed[name]), alpha)
+                slopes[i] = self.loops.pull_back(*where, _flat(given), _flat(passed[name]), alpha)
         learned = dict(zip(w, (seen.shared["pace"] * torch.from_numpy(slopes).float()).unbind(), strict=True))
         return passed, {name: learned[name] for name in passed if name in local.learned}
 
@@ -81,51 +74,21 @@ def suits(method: Method) -> TypeGuard[FedBAT]:
 
 
 @cache
-def compiled() -> Passes | None:
-    """The loops as Numba compiles them; None without a Numba that works here."""
+def compiled() -> ModuleType | None:
+    """The loops; None without a Numba that works here."""
     try:
         import numba
 
-        return None if getattr(numba.config, "DISABLE_JIT", False) else _compile_and_keep(numba)
+        if getattr(numba.config, "DISABLE_JIT", False):
+            return None
+        from fedbat import loops
+
+        return loops
     except ModuleNotFoundError:
         return None
     except Exception as error:
         warnings.warn(f"FedBAT's steps are some 3 % slower: Numba does not work here ({error!r})", stacklevel=2)
         return None
-
-
-def _compile_and_keep(numba: Any) -> Passes:
-    try:
-        return _compile(numba, cache=True)
-    except Exception:  # what was compiled can be neither kept nor read here: it is anew in every process
-        return _compile(numba, cache=False)
-
-
-def _compile(numba: Any, **options: Any) -> Passes:
-    f32, i16, options = numba.float32[::1], numba.int16[::1], options | {"error_model": "numpy", "nogil": True}
-
-    @numba.njit(numba.float32(numba.float32, numba.float32, numba.int16, numba.float32), **options)
-    def binarized(w, live, word, alpha):  # type: ignore[no-untyped-def]
-        """S(m, alpha)."""
-        noise = (np.float32(word) + np.float32(0.5)) * np.float32(-(2**-15))  # 1 - 2 u
-        return np.copysign(alpha, noise + (live - w) / (alpha if alpha != 0 else np.float32(1)))
-
-    @numba.njit(numba.void(f32, f32, i16, f32, numba.float32), **options)
-    def forward(w, live, words, weights, alpha):  # type: ignore[no-untyped-def]
-        for i in range(w.size):
-            weights[i] = w[i] + binarized(w[i], live[i], words[i], alpha)
-
-    # reassoc: in whatever order terms are added, so that none waits for another; the terms stay what they are.
-    @numba.njit(numba.float64(f32, f32, i16, f32, f32, numba.float32), fastmath={"reassoc"}, **options)
-    def pull_back(w, live, words, given, passed, alpha):  # type: ignore[no-untyped-def]
-        slope = 0.0
-        for i in range(w.size):
-            m, s = live[i] - w[i], binarized(w[i], live[i], words[i], alpha)
-            passed[i] = given[i] if abs(m) <= alpha else np.float32(0)
-            slope += np.float64(given[i]) * np.float64(s) - np.float64(passed[i]) * np.float64(m)
-        return slope
-
-    return Passes(forward, pull_back)
 
 
 def _in_order(w: Tensor, live: Tensor) -> bool:
