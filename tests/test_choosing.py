@@ -140,6 +140,25 @@ def test_nothing_is_recommended_before_every_kind_of_split_was_tried(split):
     assert "fedbat run --down 4 " in "\n".join(BLOCKS["commands"](found))
 
 
+@pytest.mark.parametrize(
+    ("costs", "told"),
+    [
+        ({"3": 0.4}, None),
+        ({"3": 0.8}, "-0.80 points on average, at worst -0.80 (`fedavg`, fmnist iid); a wider one is not measured yet"),
+        ({"3": 0.8, "4": 0.6}, "a wider one is not measured yet for them."),
+        ({"3": 0.8, "4": 0.1}, "`--down 4` costs them as little."),
+    ],
+)
+def test_a_width_that_other_methods_lose_too_much_by_is_said_to_be_fedbats(costs, told):
+    def cost(point):
+        known = {FULL: 0.0, **({"3": 0.1} if point["method"] == "fedbat" else costs)}
+        return known.get(point["down"]) if point["method"] in ("fedavg", "fedbat") else None
+
+    text = " ".join("\n".join(BLOCKS["width"](choices(*runs(cost)))).split())
+    assert text.startswith("**Recommended: `--down 3`**")
+    assert "Other methods lose more by `--down 3`" not in text if told is None else told in text
+
+
 def test_how_much_it_rests_on_is_told():
     some = [record for record in by_width(w4=0.2) if record.summary["config"]["dataset"] == "fmnist"]
     text = " ".join("\n".join(BLOCKS["width"](choices(*some))).split())

@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,7 +51,7 @@ class Compared:
     @property
     def within(self) -> bool:
         """Whether that is little enough."""
-        return self.mean >= -TOLERANCE - ROUNDING and self.points[self.worst] >= -NOWHERE - ROUNDING
+        return costs_little(self.points.values())
 
 
 class Choices:
@@ -107,6 +107,11 @@ class Choices:
                 if differences:
                     points[place] = statistics.fmean(differences)
         return Compared(points)
+
+
+def costs_little(points: Collection[float]) -> bool:
+    """On average and at the worst of them."""
+    return statistics.fmean(points) >= -TOLERANCE - ROUNDING and min(points) >= -NOWHERE - ROUNDING
 
 
 def fewest_bits(tried: Mapping[str, Compared]) -> str | None:

@@ -5,7 +5,16 @@ from collections.abc import Iterator
 
 from fedbat.channels import WIDTHS
 from fedbat.downlink import FOLLOW
-from fedbat.reproduce.choosing.choices import NOWHERE, TOLERANCE, Choice, Choices, Compared, fewest_bits
+from fedbat.reproduce.choosing.choices import (
+    NOWHERE,
+    TOLERANCE,
+    Choice,
+    Choices,
+    Compared,
+    Place,
+    costs_little,
+    fewest_bits,
+)
 from fedbat.reproduce.choosing.words import NOT_YET, coverage, kilobytes, num_bytes, paragraph, signed, where
 from fedbat.reproduce.markdown import table
 
@@ -44,7 +53,7 @@ def width(choices: Choices) -> Iterator[str]:
         yield paragraph(
             f"**Recommended: `--down {best}`**, the narrowest that costs FedBAT {RULE} against 32 bits down: "
             f"{signed(found.mean)} points on average, at worst {_worst(found)}; "
-            f"{coverage(list(found.points), choices.places)}."
+            f"{coverage(list(found.points), choices.places)}.{_for_others(choices, best)}"
         )
 
 
@@ -80,7 +89,25 @@ def _worst(found: Compared) -> str:
 
 def _others(choices: Choices, way: str) -> str:
     """What a way down costs the other methods."""
+    points = _points_of_others(choices, way)
+    return signed(statistics.fmean(points.values())) if points else ""
+
+
+def _for_others(choices: Choices, best: str) -> str:
+    """A sentence, where the width that does for FedBAT costs other methods too much."""
+    points = _points_of_others(choices, best)
+    if not points or costs_little(points.values()):
+        return ""
+    method, place = min(points, key=points.__getitem__)
+    wider = [width for width in SNAPSHOTS[: SNAPSHOTS.index(best)] if _points_of_others(choices, width)]
+    enough = [width for width in wider if costs_little(_points_of_others(choices, width).values())]
+    advice = f"`--down {enough[-1]}` costs them as little" if enough else f"a wider one is {NOT_YET} for them"
+    mean, worst = (signed(value) for value in (statistics.fmean(points.values()), points[method, place]))
+    lost = f"{mean} points on average, at worst {worst} (`{method}`, {where(place)})"
+    return f" Other methods lose more by `--down {best}`: {lost}; {advice}."
+
+
+def _points_of_others(choices: Choices, way: str) -> dict[tuple[str, Place], float]:
     methods = dict.fromkeys(choice.method for choice in choices.listed(choices.places) if choice.method != TRIED_ON)
-    compared = [choices.compare(Choice(method, way), Choice(method)) for method in methods]
-    points = [value for found in compared for value in found.points.values()]
-    return signed(statistics.fmean(points)) if points else ""
+    compared = {method: choices.compare(Choice(method, way), Choice(method)) for method in methods}
+    return {(method, place): value for method, found in compared.items() for place, value in found.points.items()}
