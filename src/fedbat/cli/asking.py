@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any
 
 from fedbat.cli import options
-from fedbat.cli.execution import Means
+from fedbat.cli.execution import RunOptions
 from fedbat.engine import check_engine
 from fedbat.experiment import Experiment
 
@@ -31,7 +31,7 @@ _EXPERIMENT = {
     "seed": options.Seed,
     "partition_seed": options.PartitionSeed,
 }
-_MEANS = {
+_RUN_OPTIONS = {
     "engine": options.EngineName,
     "device": options.Device,
     "precision": options.PrecisionName,
@@ -41,7 +41,7 @@ _MEANS = {
 
 
 def asks_for_experiment(command: Callable[..., None]) -> Callable[..., None]:
-    """Let the options of an experiment stand for the command's `base`, and those of how to run it for its `means`.
+    """Let the options of an experiment stand for the command's `base`, and those of how to run it for its `how`.
 
     What the command asks for itself, in its own way, is left to it.
     """
@@ -51,14 +51,14 @@ def asks_for_experiment(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def asked(**given: Any) -> None:
         base = options.check_partition(Experiment(**{name: given.pop(name) for name in shared}))
-        means = {name: given.pop(name) for name in _MEANS}
-        means["memory_budget"] = options.num_bytes(means["memory_budget"])
-        check_engine(means["engine"], means["device"], means["precision"])
-        command(base=base, means=Means(**means), **given)
+        how = {name: given.pop(name) for name in _RUN_OPTIONS}
+        how["memory_budget"] = options.num_bytes(how["memory_budget"])
+        check_engine(how["engine"], how["device"], how["precision"])
+        command(base=base, how=RunOptions(**how), **given)
 
     parameters: list[inspect.Parameter] = []
     for parameter in own.values():
-        instead = {"base": (shared, _defaults()), "means": (_MEANS, Means._field_defaults)}.get(parameter.name)
+        instead = {"base": (shared, _defaults()), "how": (_RUN_OPTIONS, RunOptions._field_defaults)}.get(parameter.name)
         hints, defaults = instead or ({parameter.name: parameter.annotation}, {parameter.name: parameter.default})
         parameters += [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=hint)

@@ -20,7 +20,7 @@ from fedbat.tracking import TensorBoard, check_board
 from fedbat.view import RunView, count, megabytes
 
 
-class Means(NamedTuple):
+class RunOptions(NamedTuple):
     """How a run is computed and followed, as the user asked for it; what it computes is the experiment's."""
 
     engine: str = "auto"
@@ -38,7 +38,7 @@ class Means(NamedTuple):
 def execute(
     federation: Federation,
     folder: Path,
-    means: Means,
+    how: RunOptions,
     whole: Path | None = None,
     workers: Workers | None = None,
     width: int = 0,
@@ -67,10 +67,8 @@ def execute(
             tracker.round(round_)
 
     with (
-        closing(
-            make_engine(federation, means.engine, means.device, cast(Precision, means.precision), workers)
-        ) as engine,
-        _tracker(means, folder, whole) as tracker,
+        closing(make_engine(federation, how.engine, how.device, cast(Precision, how.precision), workers)) as engine,
+        _tracker(how, folder, whole) as tracker,
     ):
         try:
             with view:
@@ -78,11 +76,11 @@ def execute(
                     federation,
                     engine,
                     folder,
-                    engine_facts={"name": type(engine).__name__, **means.asked},
+                    engine_facts={"name": type(engine).__name__, **how.asked},
                     on_start=begin,
                     on_round=follow,
                     on_client=view.client,
-                    memory_budget=means.memory_budget,
+                    memory_budget=how.memory_budget,
                 )
         except KeyboardInterrupt:
             where = f"recorded in {folder}" if view.num_done else "nothing recorded"
@@ -93,23 +91,23 @@ def execute(
     return record.rounds
 
 
-def _tracker(means: Means, folder: Path, whole: Path | None) -> AbstractContextManager[TensorBoard | None]:
+def _tracker(how: RunOptions, folder: Path, whole: Path | None) -> AbstractContextManager[TensorBoard | None]:
     """In a folder called like the run's, unless that is another's; a comparison's runs lie in one together."""
-    if means.tensorboard is None:
+    if how.tensorboard is None:
         return nullcontext()
     above = whole.resolve().name if whole else ""
-    board = means.tensorboard / above / folder.resolve().name
+    board = how.tensorboard / above / folder.resolve().name
     check_board(board, folder)
     return TensorBoard(board)
 
 
-def check_trackers(federations: list[Federation], folder: Path, means: Means) -> None:
+def check_trackers(federations: list[Federation], folder: Path, how: RunOptions) -> None:
     """Whether all runs of a comparison can be logged, told before the first begins."""
     for federation in federations:
-        _tracker(means, run_folder(folder, federation.experiment), folder)
+        _tracker(how, run_folder(folder, federation.experiment), folder)
 
 
-def execute_all(federations: list[Federation], folder: Path, means: Means) -> None:
+def execute_all(federations: list[Federation], folder: Path, how: RunOptions) -> None:
     """Begin or continue a comparison in a folder that is locked: each run in one of its own, a table and a picture."""
     from fedbat.plots import Curve, draw_comparison
 
@@ -119,7 +117,7 @@ def execute_all(federations: list[Federation], folder: Path, means: Means) -> No
     with closing(workers_for(federations[0])) as workers:  # handed on: to start them takes seconds
         for federation in federations:
             asked = federation.experiment
-            found = execute(federation, run_folder(folder, asked), means, folder, workers, width)
+            found = execute(federation, run_folder(folder, asked), how, folder, workers, width)
             columns = ([getattr(r, name) for r in found] for name in ("accuracy", "uplink_bytes", "downlink_bytes"))
             done.append((federation, found))
             curves[asked.variant] = Curve(asked.method, *columns)

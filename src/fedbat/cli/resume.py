@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from fedbat.checkpoint import remove_checkpoint
-from fedbat.cli.execution import Means, check_trackers, execute, execute_all, print_table
+from fedbat.cli.execution import RunOptions, check_trackers, execute, execute_all, print_table
 from fedbat.cli.options import Device, MemoryBudget, TensorBoardFolder, num_bytes, say
 from fedbat.engine import ENGINES, check_engine
 from fedbat.experiment import prepare
@@ -51,21 +51,21 @@ def resume(
         done = count(read_summary(folder)["rounds_done"], "round")
         return say(f"the run in {folder} is finished already: {done}")
     asked = _asked(folder, runs)
-    means = Means(
+    how = RunOptions(
         engine or asked.get("asked", "auto"),
         device or asked.get("device"),
         precision or asked.get("precision", "fp32"),
         num_bytes(memory_budget),
         tensorboard,
     )
-    check_engine(means.engine, means.device, means.precision)
+    check_engine(how.engine, how.device, how.precision)
     if plan:
         federations = [prepare(experiment) for experiment in plan]
-        check_trackers(federations, folder, means)
+        check_trackers(federations, folder, how)
         with locked(folder):
-            return execute_all(federations, folder, means)
+            return execute_all(federations, folder, how)
     federation = prepare(read_experiment(folder))
-    print_table([(federation, execute(federation, folder, means))])
+    print_table([(federation, execute(federation, folder, how))])
     say(f"recorded in {folder}")
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedbat.cli.asking import asks_for_experiment
-from fedbat.cli.execution import Means, check_trackers, execute, execute_all, print_table
+from fedbat.cli.execution import RunOptions, check_trackers, execute, execute_all, print_table
 from fedbat.cli.options import LINK, Downs, Out, Settings, Target, pairs, say
 from fedbat.cli.price import check_target, price_runs
 from fedbat.downlink import FULL
@@ -30,7 +30,7 @@ def run(
     method: Annotated[str, typer.Option(help=f"One of {_NAMES}.")] = "fedbat",
     base: Experiment,
     settings: Settings = None,
-    means: Means,
+    how: RunOptions,
     out: Out = None,
 ) -> None:
     """Run one method and record it.
@@ -47,7 +47,7 @@ def run(
     folder = out or _default_folder(f"{base.dataset}-{base.partition}-{method}")
     check_free(folder)
     federation = prepare(experiment)
-    finished = execute(federation, folder, means)
+    finished = execute(federation, folder, how)
     print_table([(federation, finished)])
     say(f"recorded in {folder}")
 
@@ -61,7 +61,7 @@ def compare(
     settings: Settings = None,
     link: Annotated[str | None, LINK] = None,
     target: Target = None,
-    means: Means,
+    how: RunOptions,
     out: Out = None,
 ) -> None:
     """Run several methods on the same split, initial weights, sampled clients and batches: a table and a picture.
@@ -94,10 +94,10 @@ def compare(
     folder = out or _default_folder(f"{base.dataset}-{base.partition}-compare")
     check_free(folder)
     federations = [prepare(experiment) for experiment in experiments]
-    check_trackers(federations, folder, means)
+    check_trackers(federations, folder, how)
     with locked(folder):
-        write_plan(folder, [federation.experiment for federation in federations], means.asked)
-        execute_all(federations, folder, means)
+        write_plan(folder, [federation.experiment for federation in federations], how.asked)
+        execute_all(federations, folder, how)
     if on:
         price_runs([folder], on, target, folder)
 
