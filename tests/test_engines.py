@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import logging
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from torch import nn
 from fedbat import METHODS, Payload
 from fedbat.engine import CpuEngine, CudaEngine, SequentialEngine, make_engine
 from fedbat.engine.base import Lost, arithmetic
+from fedbat.engine.cuda import _MAX_SLOTS
+from fedbat.engine.recordable import CannotRecordError, check_recordable
 from fedbat.engine.workers import Died, Task, Workers, usable_cores
 from fedbat.errors import ConfigError, FedbatError
 from fedbat.experiment import Experiment, prepare
@@ -30,6 +33,7 @@ from fedbat.streams import stream_seed
 SMALL = Experiment(
     clients=40, per_round=3, rounds=2, epochs=2, batch_size=50, partition="dirichlet", model=f"{__name__}:tiny"
 )
+CPU = torch.device("cpu")
 VARIANTS = [(name, {}) for name in sorted(METHODS)] + [
     ("fedbat", {"sent": "last"}),
     ("fedbat", {"bits": "2"}),
@@ -111,6 +115,15 @@ def workers():
         yield pool
 
 
+def engines(federation, workers):
+    """All of them; the cuda engine's code runs eagerly here."""
+    return {
+        "sequential": SequentialEngine(federation),
+        "cpu": CpuEngine(federation, workers),
+        "cuda": CudaEngine(federation, "cpu"),
+    }
+
+
 def run(federation, engine):
     found, state = [], initial_state(federation)
     results = []
@@ -163,6 +176,34 @@ def test_engines_send_the_sequential_bytes(method, settings, workers, monkeypatc
     assert [r.accuracy for r in cuda_rounds] == [r.accuracy for r in slow_rounds]
 
 
+def test_engines_remember_alike(workers):
+    """So few clients that each is trained again and again, from what it remembers."""
+    few = {"method": "ef-signsgd", "clients": 4, "rounds": 4, "epochs": 1, "partition": "iid"}
+    federation = prepare(dataclasses.replace(SMALL, **few))
+    _, slow, slow_state = run(federation, SequentialEngine(federation))
+    assert max(sum(result.client == client for result in slow) for client in range(4)) > 2
+    for name in ("cpu", "cuda"):
+        _, found, state = run(federation, engines(federation, workers)[name])
+        assert [result.upload for result in found] == [result.upload for result in slow]
+        assert state.memories.keys() == slow_state.memories.keys()
+        assert all(same_tensors(memory, slow_state.memories[client]) for client, memory in state.memories.items())
+
+
+def test_engines_agree_on_augmented_images_more_clients_than_slots_and_a_short_last_test_batch(workers, monkeypatch):
+    monkeypatch.setattr("fedbat.engine.cuda._TEST_BATCH", 300)
+    many = {"method": "signsgd", "per_round": _MAX_SLOTS + 2, "rounds": 1, "epochs": 1}
+    federation = prepare(dataclasses.replace(SMALL, **many))
+    plain = [result.upload for result in run(federation, SequentialEngine(federation))[1]]
+    spec = dataclasses.replace(federation.data.spec, augment=True)
+    federation = dataclasses.replace(federation, data=dataclasses.replace(federation.data, spec=spec))
+    (slow_round,), slow, _ = run(federation, SequentialEngine(federation))
+    assert len(federation.data.y_test) % 300 and all(a != b.upload for a, b in zip(plain, slow, strict=True))
+    for name in ("cpu", "cuda"):
+        (round_,), found, _ = run(federation, engines(federation, workers)[name])
+        assert [(result.client, result.upload) for result in found] == [(one.client, one.upload) for one in slow]
+        assert round_.accuracy == slow_round.accuracy and round_.loss == pytest.approx(slow_round.loss, rel=1e-5)
+
+
 def test_models_draw_what_they_would_draw_alone(monkeypatch):
     """Steps of different clients take turns; each client's dropout is the sequential engine's all the same."""
     monkeypatch.setattr("fedbat.engine.cuda._TURN", 1)
@@ -184,6 +225,42 @@ def test_a_client_sends_the_same_whoever_was_trained_before(workers):
     for alone in (SequentialEngine(federation), CpuEngine(federation, workers)):
         (result,) = alone.train(w, 0, [second], {})
         assert result.upload == after.upload
+
+
+class Rolling(nn.Module):
+    """Leaves its layer out every other time, by Python's dice."""
+
+    def __init__(self, shape, num_classes):
+        super().__init__()
+        self.net = tiny(shape, num_classes)
+
+    def forward(self, x):
+        return self.net(x) * (random.random() < 0.5)
+
+
+@pytest.mark.parametrize(
+    ("model", "told"), [("Counting", "replaces level, .* write into it"), ("Rolling", "random numbers on the host")]
+)
+def test_what_a_recorded_step_would_get_wrong_is_refused(model, told, monkeypatch, caplog):
+    federation = prepare(dataclasses.replace(SMALL, model=f"{__name__}:{model}"))
+    drawn, dice, level = torch.get_rng_state(), random.getstate(), federation.model.state_dict()
+    with pytest.raises(CannotRecordError, match=told):
+        check_recordable(federation, torch.device("cpu"))
+    assert torch.equal(torch.get_rng_state(), drawn) and random.getstate() == dice
+    assert same_tensors(federation.model.state_dict(), level)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("fedbat.engine.check_recordable", lambda federation, _: check_recordable(federation, CPU))
+    made = []
+    monkeypatch.setattr("fedbat.engine.SequentialEngine", lambda _, *asked: made.append(asked))
+    with pytest.raises(CannotRecordError):
+        make_engine(federation, "cuda")
+    make_engine(federation, precision="bf16")
+    assert made == [("cuda", False)] and "sequential engine is used on the GPU, in fp32: the model's" in caplog.text
+
+
+@pytest.mark.parametrize("model", ["tiny", "dropping"])
+def test_other_models_are_recorded(model):
+    check_recordable(prepare(dataclasses.replace(SMALL, model=f"{__name__}:{model}")), CPU)
 
 
 @pytest.mark.parametrize("make", [SequentialEngine, CpuEngine])
@@ -232,13 +309,17 @@ def test_engines_agree_on_every_model_with_few_bits_down(down, workers):
             assert state.public.versions == slow_state.public.versions
 
 
-@pytest.mark.parametrize("engine", [SequentialEngine, CpuEngine])
+@pytest.mark.parametrize("engine", ["sequential", "cpu", "cuda"])
 def test_no_two_clients_share_their_noise(engine, workers):
-    """Bits that are nothing but noise agree as often as coins do, within five standard errors."""
+    """Bits that are nothing but noise agree as often as coins do, within five standard errors.
+
+    All clients take as many steps (iid): else the last ones' noise would differ even if all drew the same stream.
+    """
     noise_only = {"method": "fedbat", "settings": {"phi": "0", "sent": "last"}, "epochs": 1, "lr": 1e-9}
-    federation = prepare(dataclasses.replace(SMALL, **noise_only))
+    federation = prepare(dataclasses.replace(SMALL, partition="iid", **noise_only))
     w, clients = initial_state(federation).w, federation.sampled(0)
-    made = engine(federation) if engine is SequentialEngine else engine(federation, workers)
+    assert len({federation.num_steps(client) for client in clients}) == 1
+    made = engines(federation, workers)[engine]
     bits = [
         torch.cat([part.unpack() > 0 for part in Payload.from_bytes(result.upload, federation.layout).parts.values()])
         for round_ in range(2)

@@ -9,6 +9,7 @@ import torch
 from fedbat.engine.base import Engine
 from fedbat.engine.cpu import CannotTravelError, CpuEngine
 from fedbat.engine.cuda import CudaEngine, Precision
+from fedbat.engine.recordable import CannotRecordError, check_recordable
 from fedbat.engine.sequential import SequentialEngine
 from fedbat.engine.workers import Workers, usable_cores
 from fedbat.errors import ConfigError
@@ -40,7 +41,9 @@ def _cpu(federation: Federation, asked: Asked) -> Engine:
 
 
 def _cuda(federation: Federation, asked: Asked) -> Engine:
-    return CudaEngine(federation, asked.device or "cuda", asked.precision)
+    device = torch.device(asked.device or "cuda")
+    check_recordable(federation, device)
+    return CudaEngine(federation, device, asked.precision)
 
 
 def _auto(federation: Federation, asked: Asked) -> Engine:
@@ -51,6 +54,9 @@ def _auto(federation: Federation, asked: Asked) -> Engine:
     except CannotTravelError as error:
         _LOG.warning("one core is used: %s", error)
         return _sequential(federation, asked)
+    except CannotRecordError as error:
+        _LOG.warning("the sequential engine is used on the GPU, in fp32: %s", error)
+        return _sequential(federation, Asked(asked.device or "cuda", "fp32", None))
 
 
 ENGINES: dict[str, Maker] = {"auto": _auto, "sequential": _sequential, "cpu": _cpu, "cuda": _cuda}

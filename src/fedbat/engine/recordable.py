@@ -1,0 +1,44 @@
+"""Whether the cuda engine can train a model: steps are recorded on tensors that stay, and ask the host only once."""
+
+import copy
+import random
+from contextlib import suppress
+
+import torch
+from torch import nn
+
+from fedbat.errors import ConfigError
+from fedbat.experiment import Federation
+
+_INSTEAD = "use --engine sequential --device cuda, which does without recorded steps"
+
+
+class CannotRecordError(ConfigError):
+    """A model that would not do again what it did while a step was recorded."""
+
+
+def check_recordable(federation: Federation, device: torch.device) -> None:
+    """Let a copy of the model see two blank images, and refuse what would go wrong without a word."""
+    model = copy.deepcopy(federation.model).to(device).train()
+    images = torch.zeros(2, *federation.data.spec.shape, device=device)
+    before, dice = _tensors(model), random.getstate()
+    with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        host = torch.get_rng_state()
+        with suppress(Exception):  # a model with a mistake fails in training, and says why
+            model(images)
+        drawn = random.getstate() != dice or (device.type == "cuda" and not torch.equal(torch.get_rng_state(), host))
+    random.setstate(dice)
+    if moved := [name for name, x in _tensors(model).items() if x is not before.get(name)]:
+        raise CannotRecordError(
+            f"the model's forward pass replaces {moved[0]}, which the cuda engine would not notice; write into it "
+            f"instead (self.x.copy_(...)), or {_INSTEAD}"
+        )
+    if drawn:
+        raise CannotRecordError(
+            "the model's forward pass draws random numbers on the host, which a recorded step would do only once; "
+            f"draw them on the device (torch.rand(..., device=x.device)), or {_INSTEAD}"
+        )
+
+
+def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
