@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fedbat.packing import (
     _add_by_table,
+    add_codes,
     add_signs,
     choose_rice_width,
     look_up,
@@ -115,6 +116,17 @@ def test_codes_round_trip_at_their_width(width):
 def test_look_up_is_indexing(count, rng):
     table, codes = torch.randn(16, generator=rng), torch.randint(0, 16, (count,), generator=rng, dtype=torch.uint8)
     assert torch.equal(look_up(table, codes), table[codes.long()])
+
+
+@pytest.mark.parametrize("size", [3, 16, 255])
+@pytest.mark.parametrize("count", [0, 1, BLOCK, 2 * BLOCK + 3, 2 * 512 * 255 + 1])
+def test_adding_codes_is_adding_what_they_stand_for(count, size, rng):
+    table = torch.randn(size, generator=rng)
+    codes = torch.randint(0, size, (count + 1,), generator=rng, dtype=torch.uint8)[1:]  # at an odd address
+    total = torch.randn(count, generator=rng)
+    expected = total + table[codes.long()]
+    add_codes(total, codes, table)
+    assert torch.equal(total, expected)
 
 
 @given(st.integers(1, 31), st.data())

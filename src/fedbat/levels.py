@@ -11,6 +11,7 @@ from torch import Tensor
 from fedbat import packing
 from fedbat.errors import DivergedError, WireError
 from fedbat.parts import KINDS, Part, Reader, Record, Signs, float_bits, scale_of
+from fedbat.transfer import sent_to
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +37,14 @@ class Coded(Part):
         """What the codes stand for at scale 1, ascending: float32, where the codes are."""
 
     def unpack(self) -> Tensor:
-        return packing.look_up(self._levels() * self.scale.to(self.codes.device), self.codes)
+        return packing.look_up(self._values(), self.codes)
+
+    def add_to(self, total: Tensor, weight: float) -> None:
+        codes = sent_to(total.device, self.codes)
+        packing.add_codes(total, codes, sent_to(total.device, self._values() * weight))
+
+    def _values(self) -> Tensor:
+        return self._levels() * self.scale.to(self.codes.device)
 
     def record(self) -> Record:
         """The parameter is the width, the word the scale."""

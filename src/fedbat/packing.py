@@ -97,6 +97,8 @@ def unpack_codes(packed: Bytes, count: int, width: int) -> npt.NDArray[np.unsign
 
     A block at a time (blocks begin on whole bytes): beyond the result this takes no memory that grows with `count`.
     """
+    if width in (1, 2, 4, 8):
+        return _unpack_whole(packed[: num_bytes(count * width)], count, width)
     codes: npt.NDArray[np.unsignedinteger] = np.empty(count, np.uint8 if width <= 8 else np.uint32)
     place_values = (1 << np.arange(width)).astype(codes.dtype)
     for start in range(0, count, _BLOCK):
@@ -139,6 +141,23 @@ def _unpack_bytes(packed: Bytes, width: int) -> Bytes:
     return eights.view(np.uint8).reshape(-1)
 
 
+def _unpack_whole(packed: Bytes, count: int, width: int) -> Bytes:
+    """Where no code lies across two bytes: each byte is looked up, and what it holds is written as one number."""
+    codes = np.empty((len(packed), 8 // width), np.uint8)
+    table, numbers = _codes_of_byte(width), codes.view(f"u{8 // width}")[:, 0]
+    for start in range(0, len(packed), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        np.take(table, packed[rows], out=numbers[rows], mode="clip")
+    return codes.reshape(-1)[:count]
+
+
+@cache
+def _codes_of_byte(width: int) -> npt.NDArray[np.unsignedinteger]:
+    """[256]: the codes in a byte, a byte each, read as one number."""
+    codes = np.arange(256)[:, None] >> np.arange(0, 8, width) & (1 << width) - 1
+    return codes.astype(np.uint8).view(f"u{8 // width}")[:, 0]
+
+
 def _low(bits: int, ones: int) -> np.uint64:
     """So many bits set in every second lane."""
     return np.uint64(((1 << bits) - 1) * ones)
@@ -154,6 +173,26 @@ def look_up(table: Tensor, codes: Tensor) -> Tensor:
         # mode="clip" skips the bounds check.
         np.take(table.numpy(), codes.numpy()[rows], out=values.numpy()[rows], mode="clip")
     return values
+
+
+def add_codes(total: Tensor, codes: Tensor, table: Tensor) -> None:
+    """total += table[codes], in place, for uint8 codes that are all in range; all lie together, total and codes flat.
+
+    Two codes are one number, looked up in a table of pairs: about as fast as adding signs.
+    """
+    if total.device.type != "cpu" or len(codes) < 512 * len(table):  # for few codes the table of pairs is not worth it
+        total.add_(look_up(table, codes))
+        return
+    single = table.numpy()
+    pairs = np.zeros((len(single), 256, 2), np.float32)
+    pairs[:, : len(single), 0], pairs[..., 1] = single, single[:, None]
+    flat, sums, even = pairs.reshape(-1, 2), total.numpy(), len(codes) & ~1
+    twos, numbers = sums[:even].reshape(-1, 2), codes.numpy()[:even].view("<u2")
+    scratch = np.empty((_BLOCK // 2, 2), np.float32)
+    for start in range(0, len(numbers), len(scratch)):
+        rows = twos[start : start + len(scratch)]
+        rows += np.take(flat, numbers[start : start + len(rows)], axis=0, out=scratch[: len(rows)], mode="clip")
+    sums[even:] += single[codes.numpy()[even:]]
 
 
 def choose_rice_width(positions: Integers) -> int:
