@@ -41,8 +41,10 @@ def main() -> None:
     plain = statistics.median(clock(target.add_, torch.randn(numel))[1] for _ in range(options.repeats))
     print(f"{numel / 1e6:.1f} M parameters, one thread, medians of {options.repeats}; ms")
     print(f"{'':14} {'encode':>8} {'decode':>8} {'add':>8} {'total':>8}   bytes   1e9 parameters/s decoded and added")
-    for name in sorted(METHODS):
-        method, times, size = make_method(name), [], 0
+    variants = [(name, {}) for name in sorted(METHODS)] + [("fedbat", {"bits": "2"}), ("fedbat", {"bits": "4"})]
+    for name, settings in variants:
+        method, times, size = make_method(name, settings), [], 0
+        label = " ".join([name, *(f"{key}={value}" for key, value in settings.items())])
         aggregator = Aggregator(method, layout, w)
         for seed in range(options.repeats):
             noise = UniformNoise(seed, "noise")
@@ -61,7 +63,7 @@ def main() -> None:
         encoding, decoding, adding = (statistics.median(column) for column in zip(*times, strict=True))
         rate = numel / (decoding + adding) / 1e6
         total = encoding + decoding + adding
-        print(f"{name:14} {encoding:8.1f} {decoding:8.1f} {adding:8.1f} {total:8.1f} {size:10,d}   {rate:.2f}")
+        print(f"{label:14} {encoding:8.1f} {decoding:8.1f} {adding:8.1f} {total:8.1f} {size:10,d}   {rate:.2f}")
     print(f"{'float32 add':14} {'':8} {'':8} {plain:8.1f}")
 
 

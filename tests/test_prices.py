@@ -7,7 +7,7 @@ import pytest
 
 from fedbat.engine.sequential import SequentialEngine
 from fedbat.experiment import Experiment, prepare
-from fedbat.link import Link, Rate
+from fedbat.link import Link, Rate, median_computing, parse_link
 from fedbat.report import find_runs, group_runs, price_group
 from fedbat.run import run_recorded
 from tests.test_report import SMALL
@@ -45,6 +45,16 @@ def test_seeds_are_one_curve_in_the_picture(folder):
     assert found.accuracy == pytest.approx([fmean(pair) for pair in zip(long, short, strict=False)] + long[2:])
     totals = [fmean((a.total, b.total)) for a, b in zip(first.times, second.times, strict=False)]
     assert [times.total for times in found.times] == pytest.approx([*totals, first.times[2].total])
+
+
+def test_all_runs_compute_alike_unless_asked(folder):
+    """How long each took says more of what else the machine did."""
+    (group,) = group_runs(find_runs([folder])[0])
+    alike = price_group(group, LINK)
+    seconds = {times.computing for run in alike.runs for times in run.times}
+    assert seconds == {min(median_computing(run.record.lines) for run in group.runs)} == {alike.link.seconds}
+    measured = price_group(group, parse_link("up=10,down=50,compute=1x"))
+    assert len({times.computing for run in measured.runs for times in run.times}) > len(group.runs)
 
 
 def test_the_table_marks_what_is_unfinished_and_tells_the_best(folder, fedbat_here):

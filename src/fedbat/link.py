@@ -50,11 +50,11 @@ class Link:
 
     usual: Rate | None = None
     clients: Mapping[int, Rate] = field(default_factory=dict)  # those that differ
-    factor: float = 1.0  # by which a client computes longer than was measured
+    factor: float | None = None  # by which each client computes longer than was measured; None: as measured
     seconds: float | None = None  # of computing for every client, instead of what was measured
 
     def __post_init__(self) -> None:
-        for value in (self.factor, self.seconds or 0.0):
+        for value in (self.factor or 0.0, self.seconds or 0.0):
             if not 0 <= value < math.inf:
                 raise ConfigError(f"compute is {value:g}, expected 0 or more: 10x as measured, or 30 seconds")
 
@@ -76,8 +76,8 @@ class Link:
             rest = "all others " if self.clients else ""
             parts.append(f"{rest}{self.usual.up:g} Mbit/s up, {self.usual.down:g} down")
             parts += [f"latency {self.usual.latency:g} ms"] if self.usual.latency else []
-        asked = f"{self.factor:g}x as measured" if self.seconds is None else f"{self.seconds:g} s a round"
-        return ", ".join([*parts, f"computing {asked}"])
+        measured = "as measured" if self.factor is None else f"{self.factor:g}x as measured"
+        return ", ".join([*parts, f"computing {measured if self.seconds is None else f'{self.seconds:.3g} s a round'}"])
 
 
 class Times(NamedTuple):
@@ -105,8 +105,19 @@ class Costs(NamedTuple):
 
 def price(lines: Lines, link: Link) -> list[Times]:
     """What each round takes on the link."""
-    usual = median((line["seconds"] - line.get("server_seconds", 0.0)) / len(_finished(line)) for line in lines)
+    usual = _share_of_the_median_round(lines)
     return [_round(line, link, usual) for line in lines]
+
+
+def median_computing(lines: Lines) -> float:
+    """Seconds that a client computed in a round."""
+    usual = _share_of_the_median_round(lines)
+    works = [work for line in lines for work in _finished(line)]
+    return median(usual if work.seconds is None else work.seconds for work in works)
+
+
+def _share_of_the_median_round(lines: Lines) -> float:
+    return median((line["seconds"] - line.get("server_seconds", 0.0)) / len(_finished(line)) for line in lines)
 
 
 def costs_to(target: float, lines: Lines, times: Sequence[Times]) -> Costs | None:
@@ -133,7 +144,8 @@ def _round(line: Mapping[str, Any], link: Link, usual_seconds: float) -> Times:
     for work in _finished(line):
         rate, seconds = link.rate(work.client), link.seconds
         if seconds is None:
-            seconds = link.factor * (usual_seconds if work.seconds is None else work.seconds)
+            measured = usual_seconds if work.seconds is None else work.seconds
+            seconds = measured if link.factor is None else link.factor * measured
         down, up = transfer_seconds(work.down, rate.down), transfer_seconds(work.up, rate.up)
         waits.append(Times(rate.latency / 1e3, down, seconds, up))
     return max(waits, key=lambda wait: wait.total)._replace(server=line.get("server_seconds", 0.0))
@@ -178,9 +190,11 @@ def parse_link(text: str) -> Link:
             raise ConfigError(f"--link {text}: got {item!r}, expected {_FORM}")
         given[name] = value
     clients = _read_rates(Path(given.pop("file"))) if "file" in given else {}
-    computing = given.pop("compute", "1x")
+    computing = given.pop("compute", None)
     try:
         usual = Rate(**{name: float(value) for name, value in given.items()}) if given or not clients else None
+        if computing is None:
+            return Link(usual, clients)
         if computing.endswith("x"):
             return Link(usual, clients, factor=float(computing[:-1]))
         return Link(usual, clients, seconds=float(computing.removesuffix("s")))

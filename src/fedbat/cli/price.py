@@ -17,6 +17,8 @@ from fedbat.view import megabytes
 if TYPE_CHECKING:
     from fedbat.report import PricedGroup
 
+_FAR = 10.0  # points from the usual target to the best run, beyond which it says little about the good ones
+
 
 def price(
     runs: Folders,
@@ -72,7 +74,7 @@ def price_runs(folders: Sequence[Path], link: Link, target: float | None, out: P
 def _print(priced: "PricedGroup", title: str, link: Link, usual: bool) -> None:
     """Rounds, traffic and seconds are those to the target; the rest is the mean round."""
     why = " (99 % of the lowest best; --target sets another)" if usual else ""
-    say(f"\n{title}: {link}")
+    say(f"\n{title}: {priced.link}")
     say(f"rounds, traffic, time: until {100 * priced.target:.2f} % accuracy{why}; the rest: a mean round, in seconds")
     table = new_table("run", "best %", "rounds", "traffic", "time", "a round", "down", "compute", "up")
     for run in priced.runs:
@@ -82,11 +84,16 @@ def _print(priced: "PricedGroup", title: str, link: Link, usual: bool) -> None:
         label = f"{run.label} ({run.run.unfinished})" if run.run.unfinished else run.label
         table.add_row(label, f"{run.run.record.best:.2f}", *reached, *(f"{part:.3g}" for part in parts))
     console.print(table)
+    best = max(run.run.record.best for run in priced.runs)
+    if usual and best - 100 * priced.target > _FAR:
+        say(f"the best run has {best:.2f} %; --target {0.99 * best / 100:.2f} compares those that come near it")
     if not any(run.costs for run in priced.runs):
-        best = max(run.run.record.best for run in priced.runs)
         say(f"none reaches {100 * priced.target:.2f} %, the best has {best:.2f} %; lower --target")
-    for how in dict.fromkeys(run.computing for run in priced.runs) if link.seconds is None else ():
-        say(f"computing: {how}; use compute=10x or compute=SECONDS for slower clients")
+    if link.seconds is not None:
+        return
+    for how in dict.fromkeys(run.computing for run in priced.runs):
+        what = "the least median of these runs, " if link.factor is None else ""
+        say(f"computing: {what}{how}; compute=SECONDS sets that of your clients, compute=1x takes each as measured")
 
 
 def _seconds(value: float) -> str:

@@ -1,12 +1,12 @@
 """What the runs of a group take on a link until they reach an accuracy that is the same for all of them."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from statistics import fmean
 from typing import Any
 
-from fedbat.link import Costs, Link, Times, costs_to, is_measured, mean_times, price, usual_target
+from fedbat.link import Costs, Link, Times, costs_to, is_measured, mean_times, median_computing, price, usual_target
 from fedbat.plots import LinkCurve
 from fedbat.report.runs import Group, Run, title_of
 
@@ -47,6 +47,7 @@ class PricedGroup:
     """Runs on the same clients and the same link."""
 
     group: Group
+    link: Link  # with the seconds of computing, if they are alike for all
     target: float
     runs: list[Priced]  # those of the best methods first
 
@@ -58,14 +59,18 @@ class PricedGroup:
     def as_json(self) -> dict[str, Any]:
         """For a file."""
         runs = [priced.as_json() for priced in self.runs]
-        return {"group": title_of(self.group), "target": self.target, "runs": runs}
+        return {"group": title_of(self.group), "link": str(self.link), "target": self.target, "runs": runs}
 
 
 def price_group(group: Group, link: Link, target: float | None = None) -> PricedGroup:
-    """By default the target is what every run reaches."""
+    """By default the target is what every run reaches, and all compute as long as the quickest of them: by how much
+    runs differ says more of what else the machine did than of the methods.
+    """
+    if link.seconds is None and link.factor is None:
+        link = replace(link, seconds=min(median_computing(run.record.lines) for run in group.runs))
     if target is None:
         target = usual_target(run.record.best / 100 for run in group.runs)
-    return PricedGroup(group, target, list(_priced(group, link, target)))
+    return PricedGroup(group, link, target, list(_priced(group, link, target)))
 
 
 def _priced(group: Group, link: Link, target: float) -> Iterable[Priced]:
