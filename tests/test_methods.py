@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedbat import METHODS, ConfigError, Payload, WireError, begin, layout_of, make_method
+from fedbat.experiment import Experiment
 from fedbat.layout import tensors_of
 from fedbat.method import Forward, Local, Method, Step
 from fedbat.methods.bifl import binary
@@ -502,11 +503,12 @@ def test_bits_are_whole(name):
         METHODS[name](bits=2.5)
 
 
-def test_settings_of_the_registry_are_text():
-    """Records keep them so; True and None have words of their own there."""
-    for name, settings in (("ef-signsgd", {"memory": False}), ("fedbat", {"bounds": None}), ("fedbat", {"rho": 4})):
-        with pytest.raises(ConfigError, match="is not text; write it like its default"):
-            make_method(name, settings)
+def test_settings_may_be_values_and_are_recorded_as_text():
+    for name, values in (("ef-signsgd", {"memory": False}), ("fedbat", {"bounds": None, "rho": 4, "step": "fixed"})):
+        made = make_method(name, values)
+        assert {key: getattr(made, key) for key in values} == values
+        resolved = Experiment(method=name, settings=values).resolved().settings
+        assert all(isinstance(value, str) for value in resolved.values()) and make_method(name, resolved) == made
 
 
 def test_settings_of_old_records_get_their_names_of_today():

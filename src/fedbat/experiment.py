@@ -68,7 +68,7 @@ class Experiment:
     """One federated run; the defaults are the paper's (Section 5.1). None means the data set's own default."""
 
     method: str = "fedbat"
-    settings: Mapping[str, str] = field(default_factory=dict)  # of the method, as text
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the method; as text, once resolved
     dataset: str = "fmnist-mini"
     partition: str = "iid"
     clients: int = 100  # N
@@ -135,7 +135,7 @@ class Experiment:
 
         return dataclasses.replace(
             self,
-            settings=dict(self.settings),
+            settings={name: show(value) for name, value in self.settings.items()},
             model=model,
             init=self.init or default_init(model),
             rounds=self.rounds or (200 if model.startswith("resnet") else 100),

@@ -113,11 +113,11 @@ def median_computing(lines: Lines) -> float:
     """Seconds that a client computed in a round."""
     usual = _share_of_the_median_round(lines)
     works = [work for line in lines for work in _finished(line)]
-    return median(usual if work.seconds is None else work.seconds for work in works)
+    return float(median(usual if work.seconds is None else work.seconds for work in works))
 
 
 def _share_of_the_median_round(lines: Lines) -> float:
-    return median((line["seconds"] - line.get("server_seconds", 0.0)) / len(_finished(line)) for line in lines)
+    return float(median((line["seconds"] - line.get("server_seconds", 0.0)) / len(_finished(line)) for line in lines))
 
 
 def costs_to(target: float, lines: Lines, times: Sequence[Times]) -> Costs | None:

@@ -89,10 +89,8 @@ def parse_settings(kind: type, pairs: dict[str, str]) -> dict[str, Any]:
         default = show(next(_default(field) for field in dataclasses.fields(kind) if field.name == name))
         if not _is_text(hints[name]):
             raise ConfigError(f"{name} is a {hints[name]}, which cannot be given as text; set it in Python")
-        if not isinstance(text, str):
-            raise ConfigError(f"{name}={text!r} is not text; write it like its default, {default!r}")
         try:
-            parsed[name] = _parse(text, hints[name])
+            parsed[name] = _parse(text if isinstance(text, str) else show(text), hints[name])  # from Python, a value
         except ValueError:
             raise ConfigError(
                 f"{name}={text!r} could not be read; expected {_values(hints[name])}, such as its default, {default}"

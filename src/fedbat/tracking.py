@@ -1,4 +1,4 @@
-"""Runs followed in TensorBoard: `pip install fedbat[tensorboard]`. Copy this file to follow them in another tracker.
+"""Runs followed in TensorBoard (the extra `tensorboard`). Copy this file to follow them in another tracker.
 
 A tracker is two functions, given to `run_recorded`: one sees the record before the first round to be done, the other
 each round. Nothing else of a run knows of it.
@@ -75,7 +75,7 @@ def writer_class() -> type["SummaryWriter"]:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise ConfigError("TensorBoard is not installed; pip install 'fedbat[tensorboard]'") from None
+        raise ConfigError("TensorBoard is not installed; pip install tensorboard") from None
     return SummaryWriter
 
 

@@ -54,6 +54,11 @@ class Upload(NamedTuple):
         """The payload as it travels."""
         return self.payload.to_bytes()
 
+    def __repr__(self) -> str:
+        parts = {type(part).__name__ for part in self.payload.parts.values()}
+        what = f"{len(self.payload.parts)} of {len(self.payload.layout)} tensors as {' and '.join(sorted(parts))}"
+        return f"Upload({what if parts else 'nothing compressed'}, {self.num_steps} steps)"
+
 
 _HOOKED: WeakSet[Optimizer] = WeakSet()  # two rounds at once on one optimizer would pull gradients back twice
 
@@ -85,8 +90,8 @@ class LocalTraining:
             raise MethodError("the optimizer holds no parameter of this model; make it from model.parameters()")
         if optimizer in _HOOKED:
             raise MethodError("this optimizer is in a round already; call finish() or leave its `with` block first")
-        if num_steps < 1:
-            raise ConfigError(f"num_steps={num_steps}, expected the number of optimizer steps to come, at least 1")
+        if num_steps < 1 or num_steps != int(num_steps):
+            raise ConfigError(f"num_steps={num_steps!r}, expected the number of optimizer steps to come, at least 1")
         if not 0 <= context < 2**64:
             raise ConfigError(f"context={context}, expected a whole number from 0 to 2^64 - 1, such as the round")
         self.method, self.layout, self.context = method, layout or layout_of(model), context

@@ -20,6 +20,11 @@ def megabytes(num_bytes: float) -> str:
     return f"{value:.3g} MB" if value < 100 else f"{value:,.0f} MB"
 
 
+def loss(value: float) -> str:
+    """With three decimals, or as 4.8e+32."""
+    return f"{value:.3f}" if abs(value) < 1e4 else f"{value:.1e}"
+
+
 def count(number: int, what: str) -> str:
     """1 run, 1,000 runs."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
@@ -64,7 +69,7 @@ class RunView:
         bits = 8 * round_.uplink_bytes / round_.num_uploads / self.num_parameters
         unit = "bit" if self.console.is_terminal and self.console.width < 90 else "bit/param"
         figures = (
-            f"round {done}/{self.num_rounds}  acc {100 * round_.accuracy:.1f} %  loss {round_.loss:.3f}  "
+            f"round {done}/{self.num_rounds}  acc {100 * round_.accuracy:.1f} %  loss {loss(round_.loss)}  "
             f"up {megabytes(self._uplink)}  {bits:.2f} {unit}"
         )
         self._progress.update(self._task, completed=done * self.per_round, figures=figures)

@@ -163,11 +163,13 @@ def new_table(label: str, *figures: str) -> Table:
 
 def pairs(option: str, texts: list[str] | None, example: str) -> list[tuple[str, str]]:
     """What an option that takes NAME=VALUE was given, taken apart."""
-    found = []
+    found: list[tuple[str, str]] = []
     for text in texts or []:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
             raise ConfigError(f"{option} {text!r}, expected NAME=VALUE such as {example}")
+        if name.strip() in dict(found):
+            raise ConfigError(f"{option} has {name.strip()} twice; give each name once")
         found.append((name.strip(), value.strip()))
     return found
 

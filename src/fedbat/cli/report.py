@@ -31,7 +31,7 @@ def report(
 
       fedbat report runs/demo --out demo.html
 
-      fedbat report results runs --title "FedBAT on two data sets"
+      fedbat report results runs --title "FedBAT, reproduced"
     """
     check_file(out, ".html", ".htm")
     from fedbat.report import render

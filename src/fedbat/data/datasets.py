@@ -61,10 +61,13 @@ def dataset_of(
     They are normalized by the means and standard deviations of the training images; `model` is used by default.
     """
     for what, images, labels in (("training", x_train, y_train), ("test", x_test, y_test)):
+        if not torch.is_tensor(images) or not torch.is_tensor(labels):
+            kind = type(images if not torch.is_tensor(images) else labels).__name__
+            raise DataError(f"the {what} data holds a {kind}, expected tensors; torch.from_numpy makes them of arrays")
         if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1:] != x_train.shape[1:]:
             raise DataError(
                 f"the {what} images are {images.dtype} {list(images.shape)}, expected torch.uint8 [N, C, H, W], "
-                "training and test images of one size"
+                "training and test images of one size; (255 * x).to(torch.uint8) makes bytes of numbers from 0 to 1"
             )
         if labels.dtype.is_floating_point or labels.shape != images.shape[:1] or not len(labels):
             raise DataError(

@@ -179,8 +179,9 @@ class _Worker:
             self.stillborn += 1
             if not self.served or self.stillborn > _STILLBORN:
                 raise FedbatError(
-                    f"{died} while it started; a script that runs experiments in parallel needs "
-                    'if __name__ == "__main__": around what it does, or use --engine sequential'
+                    f"{died} while it started; a script that runs experiments in parallel needs to be a file, with "
+                    'if __name__ == "__main__": around what it does; or use --engine sequential, from Python '
+                    'make_engine(federation, "sequential")'
                 )
             _LOG.warning("%s while it started; a new one takes its place", died)
         self.end()
@@ -215,7 +216,8 @@ class _Failure(NamedTuple):
 
 
 def _serve(pipe: Connection) -> None:
-    """The life of a worker."""
+    """The life of a worker, which its parent ends; Ctrl-C is for that one alone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # blocking it is not enough: a first child is born without the block
     threading.Thread(target=_end_with_parent, daemon=True).start()
     pipe.send_bytes(pickle.dumps("ready"))
     holds: object = None

@@ -1,4 +1,4 @@
-"""One-bit updates in Flower: `pip install fedbat[flower]`.
+"""One-bit updates in Flower: `pip install '.[flower]'` in a clone.
 
 Server:  strategy = Compressed(FedAvg(...), FedBAT(), model)
 Client:  app = ClientApp(mods=[fedbat_mod]), and in the training function, once the optimizer is made,
@@ -8,7 +8,7 @@ Client:  app = ClientApp(mods=[fedbat_mod]), and in the training function, once 
 try:
     import flwr  # noqa: F401
 except ImportError as error:
-    raise ImportError("fedbat.flower needs Flower 1.41 or newer; pip install 'fedbat[flower]'") from error
+    raise ImportError("fedbat.flower needs Flower 1.41 or newer; pip install 'flwr[simulation]>=1.41,<2'") from error
 
 from fedbat.flower.client import begin, fedbat_mod
 from fedbat.flower.strategy import Compressed

@@ -68,7 +68,7 @@ def _library() -> tuple[str, str]:
     try:
         from plotly.offline import get_plotlyjs, get_plotlyjs_version
     except ImportError:
-        raise ConfigError("fedbat report needs Plotly, which is not installed; pip install 'fedbat[report]'") from None
+        raise ConfigError("fedbat report needs Plotly, which is not installed; pip install 'plotly>=6'") from None
     return str(get_plotlyjs()), str(get_plotlyjs_version())
 
 
