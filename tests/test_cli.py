@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import time
+from statistics import mean, stdev
 
 import pytest
 import torch
@@ -49,7 +50,8 @@ def test_compare_ends_in_a_table_and_a_picture(tmp_path):
         check=0,
     )  # fmt: skip
     assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
-    summaries = {m: json.loads((out / m / "summary.json").read_text()) for m in ("fedavg", "fedbat", "fedpaq")}
+    folders = ("fedavg", "fedbat", "fedpaq-bits-3")
+    summaries = {m.partition("-")[0]: json.loads((out / m / "summary.json").read_text()) for m in folders}
     assert summaries["fedpaq"]["method_settings"]["bits"] == 3
     lines = done.stdout.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("run "))
@@ -74,12 +76,12 @@ def test_compare_sets_downlinks_side_by_side_and_prices_them(fedbat_here, tmp_pa
     assert len(progress) == 12 and len({line.index("round ") for line in progress}) == 1  # in one column
     folders = {"fedavg", "fedavg-down-follow", "fedbat", "fedbat-down-follow"}
     assert {path.name for path in out.iterdir() if path.is_dir()} == folders
-    others = done.stdout.partition("last 10, %")[2].splitlines()[1:5]
+    others = done.stdout.partition("final, %")[2].splitlines()[1:5]
     for line, folder in zip(others, sorted(folders), strict=True):
-        summary = json.loads((out / folder / "summary.json").read_text())
-        expected = [summary.get(f"{key}_accuracy") for key in ("last10", "received_last10", "averaged_last10")]
+        last = json.loads((out / folder / "rounds.jsonl").read_text().splitlines()[-1])
+        expected = [found and found["accuracy"] for found in (last, last.get("received"), last.get("averaged"))]
         assert line.split()[-3:] == ["–" if figure is None else f"{100 * figure:.2f}" for figure in expected]
-        assert (expected[1] is None) == (summary["config"]["down"] == "32") and expected[2] is not None
+        assert (expected[1] is None) == ("down" not in folder) and expected[2] is not None
     (group,) = json.loads((out / "link.json").read_text())["groups"]
     assert group["target"] == 0.01 and len(group["runs"]) == 4
     for run in group["runs"]:
@@ -92,6 +94,26 @@ def test_compare_sets_downlinks_side_by_side_and_prices_them(fedbat_here, tmp_pa
     again = fedbat_here("price", out, *on, "--out", tmp_path / "again", check=0)
     assert (tmp_path / "again" / "link.json").read_bytes() == (out / "link.json").read_bytes()
     assert "measured client by client" in again.stdout
+
+
+def test_compare_takes_seeds_and_variants_of_a_method(fedbat_here, tmp_path):
+    out = tmp_path / "out"
+    methods = "fedavg,fedbat rho=2,fedbat rho=6"
+    plan = ("--methods", methods, "--set", "fedbat.phi=0", "--seeds", "3,5", "--down", "32,4")
+    said = fedbat_here("compare", *FAST, "--rounds", 20, *plan, "--out", out, check=0).stdout
+    variants = ("fedavg", "fedbat-rho-2-phi-0", "fedbat-phi-0")
+    names = [f"{variant}{down}" for variant in variants for down in ("", "-down-4")]
+    assert {path.name for path in out.iterdir() if path.is_dir()} == {f"{n}-seed-{s}" for n in names for s in (3, 5)}
+    for name in names:
+        runs = [json.loads((out / f"{name}-seed-{seed}" / "summary.json").read_text()) for seed in (3, 5)]
+        assert [run["seed"] for run in runs] == [3, 5]
+        label = name.replace("-down-4", " down=4").replace("-rho-2", " rho=2").replace("-phi-0", " phi=0")
+        (line,) = (line for line in said.splitlines() if re.match(rf"{label}  +\d", line) and "x" in line)
+        for key in ("best_accuracy", "last10_accuracy"):
+            values = [100 * run[key] for run in runs]
+            assert f"{mean(values):.2f} ± {stdev(values):.2f}" in line
+        assert len(line) <= 80
+    assert "last 10" in said and "means ± standard deviations over 2 seeds" in said and "2 seeds" in said
 
 
 def interrupted(out, *args, by=signal.SIGINT):
@@ -129,10 +151,11 @@ def test_comparison_goes_on_with_the_methods_that_are_left(fedbat_here, tmp_path
     out = tmp_path / "out"
     args = ["compare", *FAST, "--rounds", 15, "--methods", "fedbat,fedpaq", "--set", "fedpaq.bits=3"]
     printed = interrupted(out, *args, "--engine", "sequential")
-    assert f"go on with: fedbat resume {out}" in printed and not (out / "fedpaq").exists()
+    assert f"go on with: fedbat resume {out}" in printed and not (out / "fedpaq-bits-3").exists()
     assert "holds an unfinished run" in fedbat_here("run", *FAST, "--out", out, check=2).stderr
     done = fedbat("resume", out, "--memory-budget", "1.5 GB", check=0).stdout
-    summaries = {m: json.loads((out / m / "summary.json").read_text()) for m in ("fedbat", "fedpaq")}
+    folders = {"fedbat": "fedbat", "fedpaq": "fedpaq-bits-3"}
+    summaries = {m: json.loads((out / folder / "summary.json").read_text()) for m, folder in folders.items()}
     assert all(summary["status"] == "finished" for summary in summaries.values())
     assert summaries["fedpaq"]["method_settings"]["bits"] == 3
     assert summaries["fedpaq"]["engine"]["asked"] == "sequential"
@@ -226,6 +249,12 @@ def test_another_engine_goes_on_and_is_said_and_recorded(fedbat_here, tmp_path):
         (["run", "--nope"], "No such option"),
         (["compare", "--methods", "fedavg,fedavg"], "expected different names"),
         (["compare", "--methods", "fedavg,nope"], "unknown method 'nope'"),
+        (["compare", "--methods", "fedbat,fedbat rho=6.0"], "--methods has fedbat twice, by its settings"),
+        (["compare", "--methods", "fedbat rho"], "--methods 'rho', expected NAME=VALUE such as rho=6"),
+        (["compare", "--methods", "fedbat rho=1 rho=2"], "--methods has rho twice"),
+        (["compare", "--seeds", "0,0"], "--seeds is '0,0', expected different names"),
+        (["compare", "--seeds", "0,x"], "--seeds is '0,x', expected whole numbers such as 0,1,2"),
+        (["run", "--set", "rho=1", "--set", "rho=2"], "--set has rho twice"),
         (["compare", "--methods", "fedavg,signsgd", "--set", "rho=3"], "fits none of the compared methods"),
         (["compare", "--methods", "fedbat", "--set", "fedbat.rho=x"], "could not be read"),
         (["compare", "--down", "4,4"], "--down is '4,4', expected different names such as 32,4"),

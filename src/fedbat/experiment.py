@@ -112,14 +112,15 @@ class Experiment:
         make_method(self.method, self.settings)
 
     @property
-    def label(self) -> str:
-        """What tells the runs of a comparison apart: fedbat down=4."""
-        return self.method if self.down == FULL else f"{self.method} down={self.down}"
-
-    @property
     def variant(self) -> str:
         """What people are shown: fedbat rho=4 down=4."""
         return variant_of(self.method, make_method(self.method, self.settings).settings(), self.down)
+
+    @property
+    def split(self) -> str:
+        """The partition with its settings, as people are shown it: dirichlet beta=0.3."""
+        given = [(name, getattr(self, name)) for name in scheme_of(self.partition).uses]
+        return " ".join([self.partition, *(f"{name}={show(value)}" for name, value in given if value is not None)])
 
     def resolved(self) -> "Experiment":
         """The same experiment with every default written out."""

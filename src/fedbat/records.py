@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -134,7 +135,7 @@ def is_begun(folder: Path) -> bool:
 
 def is_finished(folder: Path) -> bool:
     """Whether what was begun in this folder has done all its rounds."""
-    if runs := [run_folder(folder, experiment) for experiment in read_plan(folder)]:
+    if runs := run_folders(folder, read_plan(folder)):
         return all(is_begun(run) and is_finished(run) for run in runs)
     return bool(read_summary(folder)["status"] == "finished")
 
@@ -189,9 +190,20 @@ def _no_run(folder: Path) -> DataError:
     return DataError(f"{folder} {what}; name a folder made by `fedbat run` or `fedbat compare`")
 
 
-def run_folder(folder: Path, experiment: Experiment) -> Path:
-    """Where a run of a comparison lies."""
-    return folder / experiment.label.replace(" ", "-").replace("=", "-")
+def run_folders(folder: Path, experiments: Sequence[Experiment]) -> list[Path]:
+    """Where the runs of a comparison lie: each in a folder of its name."""
+    return [folder / file_name(name) for name in run_names(experiments)]
+
+
+def run_names(experiments: Sequence[Experiment]) -> list[str]:
+    """What tells the runs of a comparison apart: their variants, and their seeds if there are several."""
+    several = len({experiment.seed for experiment in experiments}) > 1
+    return [f"{one.variant} seed={one.seed}" if several else one.variant for one in experiments]
+
+
+def file_name(text: str) -> str:
+    """A name that every file system takes."""
+    return re.sub(r"[^\w.,+-]+", "-", text)
 
 
 def experiment_of(config: Mapping[str, Any]) -> Experiment:

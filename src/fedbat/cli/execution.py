@@ -3,21 +3,26 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import typer
 
-from fedbat.cli.options import INTERRUPTED, console, new_table, say
+from fedbat.cli.options import INTERRUPTED, console, say
+from fedbat.cli.table import Done, by_variant, print_table
 from fedbat.engine import make_engine
 from fedbat.engine.cpu import workers_for
 from fedbat.engine.cuda import Precision
 from fedbat.engine.workers import Workers
 from fedbat.experiment import Federation
-from fedbat.records import RunRecord, is_begun, is_finished, run_folder, summarize
+from fedbat.records import RunRecord, is_begun, is_finished, run_folders, run_names
 from fedbat.run import run_recorded
 from fedbat.simulation import Round
 from fedbat.tracking import TensorBoard, check_board
-from fedbat.view import RunView, count, megabytes
+from fedbat.view import RunView, count
+
+if TYPE_CHECKING:
+    from fedbat.plots import Curve
 
 
 class RunOptions(NamedTuple):
@@ -41,9 +46,9 @@ def execute(
     how: RunOptions,
     whole: Path | None = None,
     workers: Workers | None = None,
-    width: int = 0,
+    name: str | None = None,
 ) -> list[Round]:
-    """Begin or continue a run with a live view, its name as wide as the widest of a comparison.
+    """Begin or continue a run with a live view, which calls it by its name in a comparison.
 
     After Ctrl-C, `whole` (or the folder) is what to resume.
     """
@@ -52,7 +57,7 @@ def execute(
     experiment = federation.experiment
     assert experiment.rounds is not None
     num_parameters = sum(p.numel() for p in federation.model.parameters())
-    view = RunView(console, experiment.variant.ljust(width), experiment.rounds, experiment.per_round, num_parameters)
+    view = RunView(console, name or experiment.variant, experiment.rounds, experiment.per_round, num_parameters)
 
     def begin(record: RunRecord) -> None:
         for line in _changes(record):
@@ -103,64 +108,42 @@ def _tracker(how: RunOptions, folder: Path, whole: Path | None) -> AbstractConte
 
 def check_trackers(federations: list[Federation], folder: Path, how: RunOptions) -> None:
     """Whether all runs of a comparison can be logged, told before the first begins."""
-    for federation in federations:
-        _tracker(how, run_folder(folder, federation.experiment), folder)
+    for run in run_folders(folder, [federation.experiment for federation in federations]):
+        _tracker(how, run, folder)
 
 
 def execute_all(federations: list[Federation], folder: Path, how: RunOptions) -> None:
     """Begin or continue a comparison in a folder that is locked: each run in one of its own, a table and a picture."""
-    from fedbat.plots import Curve, draw_comparison
+    from fedbat.plots import draw_comparison
 
-    done: list[tuple[Federation, list[Round]]] = []
-    curves: dict[str, Curve] = {}
-    width = max(len(federation.experiment.variant) for federation in federations)
+    experiments = [federation.experiment for federation in federations]
+    folders, names = run_folders(folder, experiments), run_names(experiments)
+    width = max(map(len, names))
+    done: list[Done] = []
     with closing(workers_for(federations[0])) as workers:  # handed on: to start them takes seconds
-        for federation in federations:
-            asked = federation.experiment
-            found = execute(federation, run_folder(folder, asked), how, folder, workers, width)
-            columns = ([getattr(r, name) for r in found] for name in ("accuracy", "uplink_bytes", "downlink_bytes"))
-            done.append((federation, found))
-            curves[asked.variant] = Curve(asked.method, *columns)
+        for federation, run, name in zip(federations, folders, names, strict=True):
+            done.append((federation, execute(federation, run, how, folder, workers, name.ljust(width))))
     print_table(done)
-    picture = folder / "compare.png"
-    split = f"{asked.partition}, {asked.per_round} of {asked.clients} clients a round, seed {asked.seed}"
-    draw_comparison(curves, f"{asked.dataset}, {split}", picture)
+    picture, asked = folder / "compare.png", experiments[0]
+    seeds = sorted({experiment.seed for experiment in experiments})
+    drawn = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
+    title = f"{asked.dataset}, {asked.split}, {asked.per_round} of {asked.clients} clients a round, {drawn}"
+    draw_comparison({label: _curve(runs) for label, runs in by_variant(done).items()}, title, picture)
     say(f"recorded in {folder}, picture in {picture}")
 
 
-def print_table(done: Sequence[tuple[Federation, list[Round]]]) -> None:
-    """What people compare, a line for each run: percent, bits a parameter, how many times less is sent than in float32.
+def _curve(runs: Sequence[Done]) -> "Curve":
+    """Round by round, the mean of all seeds and from the lowest to the highest."""
+    from fedbat.plots import Curve
 
-    Traffic is up and down, of all clients and rounds.
-    """
-    table = new_table("run", "best %", "last 10", "bits up", "down", "saved up", "both", "traffic", "seconds")
-    summaries: dict[str, dict[str, Any]] = {}
-    for federation, found in done:
-        label = federation.experiment.variant
-        s = summaries[label] = summarize(federation, found)
-        table.add_row(
-            label,
-            *(f"{100 * s[key]:.2f}" for key in ("best_accuracy", "last10_accuracy")),
-            f"{s['bits_per_parameter']:.2f}",
-            f"{8 * s['downlink_bytes_per_client_round'] / s['num_parameters']:.2f}",
-            *(f"{s[key]:.1f}x" for key in ("uplink_saving", "total_saving")),
-            megabytes(sum(r.uplink_bytes + r.downlink_bytes for r in found)),
-            f"{s['seconds']:.0f}",
-        )
-    console.print(table)
-    _print_other_models(summaries)
-
-
-def _print_other_models(summaries: Mapping[str, dict[str, Any]]) -> None:
-    """Beside the server's model: what clients receive of it, and its average; nothing where there is neither."""
-    models = {"the model": "last10", "received": "received_last10", "averaged": "averaged_last10"}
-    found = {label: [s.get(f"{key}_accuracy") for key in models.values()] for label, s in summaries.items()}
-    if all(figure is None for _, *others in found.values() for figure in others):
-        return
-    table = new_table("last 10, %", *models)
-    for label, figures in found.items():
-        table.add_row(label, *("–" if figure is None else f"{100 * figure:.2f}" for figure in figures))
-    console.print(table)
+    rounds = list(zip(*(found for _, found in runs), strict=True))
+    return Curve(
+        runs[0][0].experiment.method,
+        [fmean(r.accuracy for r in same) for same in rounds],
+        [fmean(r.uplink_bytes for r in same) for same in rounds],
+        [fmean(r.downlink_bytes for r in same) for same in rounds],
+        [(min(r.accuracy for r in same), max(r.accuracy for r in same)) for same in rounds] if len(runs) > 1 else None,
+    )
 
 
 def _changes(record: RunRecord) -> list[str]:

@@ -120,7 +120,7 @@ def data_show(
     counts = count_labels(federation.split, data.y_train.numpy(), data.spec.num_classes)
     shown = len(counts)
     title = count(clients, "client") if shown == clients else f"the first {shown:,} of {clients:,} clients"
-    draw_partition(counts, f"{dataset}, {partition}, {title}", out)
+    draw_partition(counts, f"{dataset}, {federation.experiment.split}, {title}", out)
     say(f"picture in {out}")
 
 

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from fedbat.checkpoint import remove_checkpoint
-from fedbat.cli.execution import RunOptions, check_trackers, execute, execute_all, print_table
+from fedbat.cli.execution import RunOptions, check_trackers, execute, execute_all
 from fedbat.cli.options import Device, MemoryBudget, TensorBoardFolder, num_bytes, say
+from fedbat.cli.table import print_table
 from fedbat.engine import ENGINES, check_engine
 from fedbat.experiment import prepare
 from fedbat.lock import locked
@@ -19,7 +20,7 @@ from fedbat.records import (
     read_plan,
     read_planned_engine,
     read_summary,
-    run_folder,
+    run_folders,
 )
 from fedbat.view import count
 
@@ -42,7 +43,7 @@ def resume(
       fedbat resume runs/rho4
     """
     plan = read_plan(folder)
-    runs = [run_folder(folder, experiment) for experiment in plan] or [folder]
+    runs = run_folders(folder, plan) or [folder]
     if plan and is_finished(folder) and (folder / "compare.png").exists():
         return say(f"the comparison in {folder} is finished already")
     if not plan and is_finished(folder):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections import Counter
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -9,16 +10,17 @@ from typing import Annotated
 import typer
 
 from fedbat.cli.asking import asks_for_experiment
-from fedbat.cli.execution import RunOptions, check_trackers, execute, execute_all, print_table
+from fedbat.cli.execution import RunOptions, check_trackers, execute, execute_all
 from fedbat.cli.options import LINK, Downs, Out, Settings, Target, pairs, say
 from fedbat.cli.price import check_target, price_runs
+from fedbat.cli.table import print_table
 from fedbat.downlink import FULL
 from fedbat.errors import ConfigError
 from fedbat.experiment import Experiment, prepare
 from fedbat.link import parse_link
 from fedbat.lock import locked
 from fedbat.methods import METHODS, make_method, method_kind
-from fedbat.records import check_free, write_plan
+from fedbat.records import check_free, file_name, run_folders, write_plan
 from fedbat.settings import setting_names
 
 _NAMES = f"{', '.join(METHODS)}, or your own as package.module:Class"
@@ -55,8 +57,14 @@ def run(
 @asks_for_experiment
 def compare(
     *,
-    methods: Annotated[str, typer.Option(help=f"Comma-separated, of {_NAMES}.")] = "fedavg,fedbat,signsgd",
+    methods: Annotated[
+        str, typer.Option(help=f"Comma-separated, each with settings of its own if wanted (fedbat rho=4), of {_NAMES}.")
+    ] = "fedavg,fedbat,signsgd",
     down: Downs = FULL,
+    seeds: Annotated[
+        str | None,
+        typer.Option(help="Comma-separated, in place of --seed: each method with each of them.", show_default=False),
+    ] = None,
     base: Experiment,
     settings: Settings = None,
     link: Annotated[str | None, LINK] = None,
@@ -67,6 +75,7 @@ def compare(
     """Run several methods on the same split, initial weights, sampled clients and batches: a table and a picture.
 
     A setting applies to every method that has it; [bold]--set fedbat.rho=4[/] to one alone.
+    With [bold]--seeds[/] the table has means and standard deviations, and the picture bands.
 
     With [bold]--link[/] also what the runs take on that connection to reach an accuracy;
     [bold]fedbat price[/] works that out for recorded runs.
@@ -78,8 +87,12 @@ def compare(
       fedbat compare --methods fedavg,fedbat,ef-signsgd,zerofl --dataset fmnist --partition labels --out runs/labels
 
       fedbat compare --methods fedavg,fedbat --down 32,4 --rounds 15 --epochs 2 --link up=10,down=50
+
+      fedbat compare --methods "fedavg,fedbat rho=2,fedbat rho=6" --seeds 0,1,2 --rounds 15 --epochs 2
     """
-    names, downs = _listed("--methods", methods, "fedavg,fedbat"), _listed("--down", down, "32,4")
+    downs, chosen = _listed("--down", down, "32,4"), _seeds(seeds, base.seed)
+    variants = [_variant(text) for text in _listed("--methods", methods, "fedavg,fedbat")]
+    names = list(dict.fromkeys(name for name, _ in variants))
     for name in names:
         make_method(name)  # so that an unknown name is the first thing to be told
     check_target(target, link)
@@ -88,9 +101,11 @@ def compare(
         on.check(base.clients)
     per_method = _settings_by_method(names, pairs("--set", settings, "rho=6"))
     experiments = [
-        dataclasses.replace(base, method=name, settings=per_method[name], down=width)
-        for name, width in itertools.product(names, downs)
+        dataclasses.replace(base, method=name, settings=per_method[name] | own, down=width, seed=seed)
+        for (name, own), width, seed in itertools.product(variants, downs, chosen)
     ]
+    if twice := [name for name, often in Counter(run_folders(Path(), experiments)).items() if often > 1]:
+        raise ConfigError(f"--methods has {twice[0]} twice, by its settings; give each variant once")
     folder = out or _default_folder(f"{base.dataset}-{base.partition}-compare")
     check_free(folder)
     federations = [prepare(experiment) for experiment in experiments]
@@ -109,6 +124,21 @@ def _listed(option: str, text: str, example: str) -> list[str]:
     return found
 
 
+def _variant(text: str) -> tuple[str, dict[str, str]]:
+    """A method with settings of its own: fedbat rho=4."""
+    name, *settings = text.split()
+    return name, dict(pairs("--methods", settings, "rho=6"))
+
+
+def _seeds(text: str | None, usual: int) -> list[int]:
+    if text is None:
+        return [usual]
+    try:
+        return [int(seed) for seed in _listed("--seeds", text, "0,1,2")]
+    except ValueError:
+        raise ConfigError(f"--seeds is {text!r}, expected whole numbers such as 0,1,2") from None
+
+
 def _settings_by_method(names: list[str], settings: list[tuple[str, str]]) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {name: {} for name in names}
     for key, value in settings:
@@ -124,4 +154,4 @@ def _settings_by_method(names: list[str], settings: list[tuple[str, str]]) -> di
 
 
 def _default_folder(name: str) -> Path:
-    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    return Path("runs") / f"{file_name(name)}-{datetime.now():%Y%m%d-%H%M%S}"

@@ -14,12 +14,13 @@ from fedbat.plots.styles import INK, run_styles
 
 
 class Curve(NamedTuple):
-    """One run, round by round."""
+    """One run, or the mean of several seeds, round by round."""
 
     method: str
     accuracy: Sequence[float]
-    uplink_bytes: Sequence[int]  # of each round
-    downlink_bytes: Sequence[int]
+    uplink_bytes: Sequence[float]  # of each round
+    downlink_bytes: Sequence[float]
+    band: Sequence[tuple[float, float]] | None = None  # from the lowest to the highest accuracy
 
 
 def draw_comparison(curves: Mapping[str, Curve], title: str, path: Path) -> None:
@@ -31,6 +32,9 @@ def draw_comparison(curves: Mapping[str, Curve], title: str, path: Path) -> None
         xs = (range(1, num_rounds + 1), list(accumulate(curve.uplink_bytes)), list(accumulate(traffic)))
         for axes, x in zip((by_round, by_uplink, by_traffic), xs, strict=True):
             plot_accuracy(axes, x, curve.accuracy, label, styles[label])
+            if curve.band:
+                low, high = ([100 * value for value in end] for end in zip(*curve.band, strict=True))
+                axes.fill_between(x, low, high, alpha=0.2, lw=0, color=styles[label].color)
     by_round.set(xlabel="round", ylabel="test accuracy, %")
     by_round.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     bytes_axis(by_uplink, "sent up by all clients so far")

@@ -36,7 +36,7 @@ class Cell:
     def folder(self) -> Path:
         """Where its record lies below the results; different for different configurations."""
         e = self.experiment
-        return Path(e.dataset, f"{e.partition}-n{e.clients}", f"{variant(e)}-seed{e.seed}")
+        return Path(e.dataset, f"{e.partition}-n{e.clients}", f"{variant(e)}-seed{e.seed}".replace(":", "."))
 
 
 def configuration(experiment: Experiment, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:

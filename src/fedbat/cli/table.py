@@ -1,0 +1,105 @@
+"""What is printed after runs: the figures people compare."""
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from rich.table import Table
+
+from fedbat.cli.options import console, new_table
+from fedbat.experiment import Federation
+from fedbat.records import summarize
+from fedbat.simulation import Round
+from fedbat.view import megabytes
+
+Done = tuple[Federation, list[Round]]
+_FEW = 20  # rounds, in whose last ten a model is still as bad as it began
+
+_Figure = Callable[[Sequence[Round]], float | None]
+
+
+def by_variant(done: Iterable[Done]) -> dict[str, list[Done]]:
+    """Runs that differ in nothing but their seeds, together."""
+    found: dict[str, list[Done]] = {}
+    for one in done:
+        found.setdefault(one[0].experiment.variant, []).append(one)
+    return found
+
+
+def print_table(done: Sequence[Done]) -> None:
+    """A line for each variant: percent, bits a parameter, how many times less is sent than in float32.
+
+    Accuracies of several seeds are means with their standard deviations. Traffic is up and down, of all clients and
+    rounds of a run.
+    """
+    variants = by_variant(done)
+    late, tail = _late(done)
+    several = len(variants) < len(done)  # whose wider figures leave no room for all columns
+    few, all_ = ("run", "best %", late), ("bits up", "down", "saved up", "both", "traffic", "seconds")
+    table = new_table(*few, *(all_[2:-1] if several else all_))
+    for label, runs in variants.items():
+        summaries = [summarize(federation, found) for federation, found in runs]
+        s = {key: statistics.fmean(one[key] for one in summaries) for key in _MEANS}
+        traffic = statistics.fmean(sum(r.uplink_bytes + r.downlink_bytes for r in found) for _, found in runs)
+        figures = (
+            f"{s['bits_per_parameter']:.2f}",
+            f"{8 * s['downlink_bytes_per_client_round'] / s['num_parameters']:.2f}",
+            *(f"{s[key]:.1f}x" for key in ("uplink_saving", "total_saving")),
+            megabytes(traffic),
+            f"{s['seconds']:.0f}",
+        )
+        best = _percent(runs, lambda found: max(r.accuracy for r in found))
+        at_end = _percent(runs, lambda found: statistics.fmean(r.accuracy for r in found[tail]))
+        table.add_row(label, best, at_end, *(figures[2:-1] if several else figures))
+    console.print(table)
+    _print_other_models(variants, late, tail)
+    if counts := {len(runs) for runs in variants.values()} - {1}:
+        console.print(f"means ± standard deviations over {' or '.join(map(str, sorted(counts)))} seeds")
+
+
+_MEANS = (
+    "bits_per_parameter",
+    "downlink_bytes_per_client_round",
+    "num_parameters",
+    "uplink_saving",
+    "total_saving",
+    "seconds",
+)
+
+
+def _print_other_models(variants: Mapping[str, list[Done]], late: str, tail: slice) -> None:
+    """Beside the server's model: what clients receive of it, and its average; nothing where there is neither."""
+    models: dict[str, _Figure] = {
+        "the model": lambda found: statistics.fmean(r.accuracy for r in found[tail]),
+        "received": lambda found: _mean_of("received", found[tail]),
+        "averaged": lambda found: _mean_of("averaged", found[tail]),
+    }
+    rows = {label: [_percent(runs, figure) for figure in models.values()] for label, runs in variants.items()}
+    if all(text == _NONE for _, *others in rows.values() for text in others):
+        return
+    table: Table = new_table(f"{late}, %", *models)
+    for label, texts in rows.items():
+        table.add_row(label, *texts)
+    console.print(table)
+
+
+_NONE = "–"
+
+
+def _late(done: Sequence[Done]) -> tuple[str, slice]:
+    """Which rounds tell how a run ended, and what they are called."""
+    if min(len(found) for _, found in done) < _FEW:
+        return "final", slice(-1, None)
+    return "last 10", slice(-10, None)
+
+
+def _mean_of(model: str, found: Sequence[Round]) -> float | None:
+    tested = [getattr(r, model) for r in found]
+    return statistics.fmean(one.accuracy for one in tested) if all(tested) else None
+
+
+def _percent(runs: Sequence[Done], figure: _Figure) -> str:
+    values = [100 * value for _, found in runs if (value := figure(found)) is not None]
+    if len(values) < len(runs):
+        return _NONE
+    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.2f}{spread}"
