@@ -57,6 +57,21 @@ def test_the_page_runs_on_the_command_line_and_from_python(mine):
     assert all(len(json.loads(line.split(" ", 1)[1])) == 5 for line in lines)
 
 
+@pytest.mark.slow
+def test_the_pages_sweep_runs_and_is_written_up(mine):
+    (grid,) = re.findall(r"```toml\n(.*?)```", PAGE, re.S)
+    (mine / "grids").mkdir()
+    short = grid.replace("rounds = 15", "rounds = 1").replace("epochs = 2", "epochs = 1")
+    (mine / "grids" / "mine.toml").write_text(short)
+    sweep, write = re.findall(r"^fedbat (reproduce .*?)  +#", PAGE, re.M)
+    run_python("-m", "fedbat", *sweep.split(), "--only", "split=dirichlet", "--engine", "sequential")
+    done = run_python("-m", "fedbat", *write.split(), "--list")
+    assert re.search(r"^mine +6 +3 ", done, re.M)
+    page = (mine / "RESULTS.md").read_text()
+    rows = re.findall(r"^\| dirichlet \| `(.*?)` \| [\d.]+ ± [\d.]+ \| 3 \|", page, re.M)
+    assert rows == ["fedavg", "fedbat rho=2", "fedbat rho=6"] and "paper" not in page.split("## How to read")[0]
+
+
 def few(count=40):
     draw = torch.Generator().manual_seed(1)
     x = torch.randint(0, 255, (count, 3, 8, 8), generator=draw, dtype=torch.uint8)

@@ -33,7 +33,7 @@ from fedbat.reproduce.report import AGAINST, render
 from fedbat.reproduce.results import Results, duel, orderings
 from fedbat.reproduce.sweep import Settings, _claimed, _left, _TooSlow, _Watch, sweep
 from fedbat.simulation import Round
-from tests.made_up import EXPERIMENTS, quiet, small_book
+from tests.made_up import EXPERIMENTS, made_up, quiet, small_book
 
 BOOK = load_book(EXPERIMENTS)
 PRINTED = {"table1": 168, "table2": 24, "table3": 20, "table5": 21, "table6": 36}  # numbers in the paper's tables
@@ -492,16 +492,21 @@ def test_the_page_counts_only_the_runs_it_shows_and_has_no_empty_table():
         assert ("FedBAT against" in page) == ("fedbat" in shown) == ("Best rounds of runs with the same seed" in page)
 
 
-def test_a_folder_of_ones_own_needs_a_table_and_the_protocols(tmp_path):
-    with pytest.raises(ConfigError, match=r"no experiment files in .*copy of its protocols.toml"):
+def test_a_folder_of_ones_own_needs_a_table_and_nothing_else(tmp_path):
+    with pytest.raises(ConfigError, match=r"no experiment files in .*with files of yours"):
         load_book(tmp_path)
-    (tmp_path / "protocols.toml").write_text((EXPERIMENTS / "protocols.toml").read_text())
-    grid = 'clients = [5]\ndataset = ["fmnist-mini"]\nsplit = ["iid"]\nmethod = ["fedbat"]\n'
+    grid = 'clients = [5]\ndataset = ["fmnist-mini"]\nsplit = ["labels"]\nmethod = ["fedbat"]\n'
     (tmp_path / "mine.toml").write_text(f'title = "Mine"\n[fixed]\nper_round = 2\n[grid]\n{grid}')
     book = load_book(tmp_path)
     (cell,) = book.cells("mine", None, {})
-    assert str(cell.folder) == "fmnist-mini/iid-n5/fedbat-per_round-2-seed0"
+    assert str(cell.folder) == "fmnist-mini/labels-n5/fedbat-per_round-2-seed0"
     assert "cells run, of all | 0 of 1" in render(book, Records(()), Path("figures"))
+    page = render(book, Records(tuple(made_up(row, 90) for row in book.tables["mine"].rows)), Path("figures"))
+    assert "| split | method | ours | n | last ten |" in page  # there is no paper to stand beside
+    assert "of the paper" not in page and "Claims" not in page and "Protocol" not in page
+    with pytest.raises(ConfigError, match="unknown split 'labls'; choose from dirichlet, iid, labels"):
+        (tmp_path / "mine.toml").write_text(f'title = "Mine"\n[grid]\n{grid.replace("labels", "labls")}')
+        load_book(tmp_path).cells("mine", None, {})
 
 
 def test_the_same_records_give_the_same_pictures(tmp_path):

@@ -153,9 +153,9 @@ def _print_list(book: Book, records: Records) -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("name", "cells", "done", "what"):
         table.add_column(column, justify="right" if column in ("cells", "done") else "left", no_wrap=column != "what")
-    titles = {name: found.title for name, found in book.tables.items()} | {
-        ALL: "Everything, in the order of order.toml"
-    }
+    titles = {name: found.title for name, found in book.tables.items()}
+    if book.order:
+        titles[ALL] = "Everything, with the seeds of order.toml; tables share cells"
     for name, title in titles.items():
         cells, trials = book.cells(name, None, {}), book.trials(name, None, {})
         table.add_row(name, str(len(cells) + len(trials)), str(_num_done(cells, trials, records)), title)

@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
 from pathlib import Path
 
 from fedbat.reproduce import differences, traffic
@@ -18,6 +19,7 @@ from fedbat.reproduce.verdicts import EVIDENCE, HEADER, claim_row, count_verdict
 
 AGAINST = ("fedavg", "signsgd", "ef-signsgd", "noisy-signsgd", "stoc-signsgd", "zerofl", "bifl")
 _OPEN, _CLAIMS = "To be looked into", "Claims of the paper"
+_OF_THE_PAPER = ("paper", "difference")
 _COLUMNS = ("split", "method", "paper", "ours", "n", "difference", "last ten", "bytes up", "bit/param", "seconds")
 _WORDS = ("split", "method")
 
@@ -32,14 +34,14 @@ def render(book: Book, records: Records, figures: Path) -> str:
             "# Results",
             "",
             "Written by `fedbat reproduce --write` from the records in `results/`; not to be edited.",
-            f"Protocol: {book.protocol.title} (`experiments/protocols.toml`).",
+            *([f"Protocol: {book.protocol.title} (`experiments/protocols.toml`)."] if book.protocol.partition else []),
             "",
             *_summary(results, findings, len(open_)),
             *_reached(book, results),
             *_how_to_read(book),
             *itertools.chain.from_iterable(_section(found, book, results, figures) for found in _in_order(book)),
             *_to_be_looked_into(open_),
-            *_claims(findings),
+            *(_claims(findings) if findings else []),
         ]
     )
 
@@ -85,15 +87,19 @@ def _summary(results: Results, findings: Sequence[Finding], num_open: int) -> It
     rows = [
         ["cells run, of all", share(len(results.found), results.num_rows)],
         ["runs (one for each seed)", str(len(results.records))],
-        [f"cells within {WITHIN:g} point of the paper, of those it has", share(len(results.close()), len(compared))],
-        [f"cells that deviate and are still [{_OPEN.lower()}]({_anchor(_OPEN)})", str(num_open)],
-        ["pairs of methods ordered as in the paper", share(*orderings(columns))],
-        [f"of these, pairs that the paper puts more than {WITHIN:g} point apart", share(*orderings(columns, WITHIN))],
-        [
-            f"[claims]({_anchor(_CLAIMS)}) that hold / fail / are undecided / are left to tests",
-            count_verdicts(findings),
-        ],
     ]
+    if compared:
+        num_close = len(results.close())
+        far = f"of these, pairs that the paper puts more than {WITHIN:g} point apart"
+        rows += [
+            [f"cells within {WITHIN:g} point of the paper, of those it has", share(num_close, len(compared))],
+            [f"cells that deviate and are still [{_OPEN.lower()}]({_anchor(_OPEN)})", str(num_open)],
+            ["pairs of methods ordered as in the paper", share(*orderings(columns))],
+            [far, share(*orderings(columns, WITHIN))],
+        ]
+    if findings:
+        told = f"[claims]({_anchor(_CLAIMS)}) that hold / fail / are undecided / are left to tests"
+        rows.append([told, count_verdicts(findings)])
     yield from table(("", "count"), rows, [""])
     met = [(other, found) for other in AGAINST if (found := duel(columns, "fedbat", other))]
     header = ("FedBAT against", "columns", "ahead", "ahead in the paper", "points", "points in the paper")
@@ -179,7 +185,11 @@ def _section(found: Table, book: Book, results: Results, figures: Path) -> Itera
 def _beside_the_paper(found: Table, book: Book, results: Results) -> Iterator[str]:
     for (dataset, clients), rows in results.groups(found):
         yield from [f"### {dataset}, {clients} clients", ""]
-        yield from table(_COLUMNS, [_row(row, results.of(row)) for row in rows], _WORDS)
+        shown = [_row(row, results.of(row)) for row in rows]
+        columns = zip(_COLUMNS, zip(*shown, strict=True), strict=True)
+        beside = [name not in _OF_THE_PAPER or any(cells) for name, cells in columns]
+        header, *lines = (list(compress(each, beside)) for each in (_COLUMNS, *shown))
+        yield from table(header, lines, _WORDS)
         for note in book.notes:
             about = [row for row in rows if results.of(row) and matches(row.point, note.only)]
             if about:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedbat.data.partition import PARTITIONS
 from fedbat.errors import ConfigError
 from fedbat.experiment import Experiment
 from fedbat.reproduce.cells import Cell, canonical
@@ -20,6 +21,7 @@ KEYS = ("dataset", "clients", "split", "method")  # every grid has these, and ma
 VIEWS = ("table", "curves", "traffic", "differences", "theory")  # what RESULTS.md makes of a file
 ALL = "all"  # the order file's name on the command line
 PROTOCOL = "authors"  # the one that reproduces the paper's numbers
+_NO_PROTOCOLS = {PROTOCOL: {"title": "as the files say"}}  # in a folder without protocols.toml
 
 Point = Mapping[str, str]  # a value for each key of a grid, in the paper's words
 
@@ -44,13 +46,15 @@ class Protocol:
     def experiment(self, point: Point, fixed: Mapping[str, Any], seed: int) -> Experiment:
         """What is run for a point of a grid; a method may carry settings: "fedbat rho=4"."""
         method, *changes = point["method"].split()
-        if point["split"] not in self.partition:
-            raise ConfigError(f"unknown split {point['split']!r}; choose from {', '.join(self.partition)}")
+        split = self.partition.get(point["split"], point["split"])
+        if split not in PARTITIONS and ":" not in split:
+            choices = ", ".join(dict.fromkeys([*self.partition, *PARTITIONS]))
+            raise ConfigError(f"unknown split {split!r}; choose from {choices}")
         chosen: dict[str, Any] = {
             "method": method,
             "settings": {**self.settings.get(method, {}), **dict(change.split("=", 1) for change in changes)},
             "dataset": point["dataset"],
-            "partition": self.partition[point["split"]],
+            "partition": split,
             "clients": int(point["clients"]),
             "model": self.model.get(point["dataset"]),
             "seed": seed,
@@ -193,16 +197,16 @@ def matches(point: Point, only: Mapping[str, str]) -> bool:
 
 def load_book(folder: Path, protocol: str = PROTOCOL) -> Book:
     """Read every experiment file, with the paper's words as `protocol` takes them."""
-    if not (folder / "protocols.toml").is_file():
+    files = {path.stem: read_toml(path) for path in sorted(folder.glob("*.toml"))}
+    if not files:
         raise ConfigError(
             f"no experiment files in {folder}; work in a clone of the repository, or let --experiments name a folder "
-            "with files of yours and a copy of its protocols.toml"
+            "with files of yours"
         )
-    protocols = read_toml(folder / "protocols.toml")
+    protocols = files.get("protocols", _NO_PROTOCOLS)
     if protocol not in protocols:
         raise ConfigError(f"unknown protocol {protocol!r}; choose from {', '.join(protocols)}")
-    chosen = Protocol(protocol, **({"model": {}, "settings": {}} | protocols[protocol]))
-    files = {path.stem: read_toml(path) for path in sorted(folder.glob("*.toml"))}
+    chosen = Protocol(protocol, **({"partition": {}, "model": {}, "settings": {}} | protocols[protocol]))
     order = tuple(Part(**({"only": {}} | part)) for part in files.get("order", {}).get("part", []))
     with_tables = [name for name, file in files.items() if "grid" in file or "trial" in file]
     names = dict.fromkeys([part.table for part in order] + with_tables)
