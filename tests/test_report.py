@@ -96,7 +96,8 @@ def test_table_shows_the_figures_of_the_records(folder, page):
         assert table[row]["last 10"] == f"{100 * sum(accuracy) / 3:.2f}"
         assert table[row]["uplink"] == f"{summary['uplink_bytes_per_client_round'] / 1000:.3g} kB"
         assert table[row]["up + down"] == f"{summary['total_bytes_per_client_round'] / 1000:.3g} kB"
-        assert table[row]["saving"] == f"{summary['total_saving']:.1f}x"
+        assert table[row]["saved up"] == f"{summary['uplink_saving']:.1f}x"
+        assert table[row]["saved both"] == f"{summary['total_saving']:.1f}x"
         assert table[row]["bit/param"] == f"{summary['bits_per_parameter']:.3f}"
         wanted = {"data set": "fmnist-mini", "split": "dirichlet beta=0.3", "N": "12", "K": "2", "seed": "0"}
         wanted |= {"rounds": "3", "precision": "fp32", "device": f"CPU, {summary['machine']['cpus']} cores"}

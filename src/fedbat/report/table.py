@@ -14,7 +14,7 @@ class _Column(NamedTuple):
     value: Callable[[Run], Any]  # to sort by
     text: Callable[[Any], str] = str
     hint: str = ""
-    always: bool = True  # or only where a run has it
+    fewest: int = 0  # different values that the runs must have for the column to be shown, 0 if it always is
 
 
 def _percent(name: str) -> Callable[[Run], Any]:
@@ -25,10 +25,17 @@ def _figure(name: str) -> Callable[[Run], Any]:
     return lambda run: run.record.summary.get(name)
 
 
+def _saved_up(run: Run) -> float:
+    """The first records do not say it; it is that of float32 parameters then, as of the paper's models."""
+    summary = run.record.summary
+    return float(summary.get("uplink_saving", 32 / summary["bits_per_parameter"]))
+
+
 # What tells runs apart comes first, then what they are compared by: all of it fits on a narrow screen.
 _COLUMNS = (
     _Column("data set", lambda run: run.config["dataset"]),
     _Column("split", lambda run: split_of(run.config)),
+    _Column("model", lambda run: run.config["model"], fewest=2),
     _Column("best", lambda run: run.record.best, "{:.2f}".format, "test accuracy of the best round, %"),
     _Column("last 10", lambda run: run.record.last10, "{:.2f}".format, "mean test accuracy of the last ten rounds, %"),
     _Column(
@@ -36,18 +43,19 @@ _COLUMNS = (
         _percent("received_last10_accuracy"),
         "{:.2f}".format,
         "the same of what clients receive, %",
-        always=False,
+        fewest=1,
     ),
     _Column(
         "averaged",
         _percent("averaged_last10_accuracy"),
         "{:.2f}".format,
         "the same of the averaged model, %",
-        always=False,
+        fewest=1,
     ),
     _Column("uplink", _figure("uplink_bytes_per_client_round"), megabytes, "sent up by a client in a round, mean"),
     _Column("up + down", lambda run: run.record.total_bytes, megabytes, "both ways, by a client in a round, mean"),
-    _Column("saving", lambda run: run.record.total_saving, "{:.1f}x".format, "against the float32 model both ways"),
+    _Column("saved up", _saved_up, "{:.1f}x".format, "how many times less goes up than the float32 model"),
+    _Column("saved both", lambda run: run.record.total_saving, "{:.1f}x".format, "the same of both ways together"),
     _Column("bit/param", _figure("bits_per_parameter"), "{:.3f}".format, "bits sent up for each parameter"),
     _Column("N", lambda run: run.config["clients"], "{:,}".format, "clients"),
     _Column("K", lambda run: run.config["per_round"], "{:,}".format, "clients sampled in each round"),
@@ -63,7 +71,7 @@ def overview(groups: Sequence[Group], anchors: Mapping[Run, str], styles: Mappin
     """Group by group, the best methods first."""
     method = _head("method", "with the settings that are not at their defaults")
     runs = [run for group in groups for run in group.runs]
-    columns = [c for c in _COLUMNS if c.always or any(c.value(run) is not None for run in runs)]
+    columns = [c for c in _COLUMNS if len({c.value(run) for run in runs} - {None}) >= c.fewest]
     head = [method, *(_head(column.title, column.hint) for column in columns)]
     rows = (
         f"<tr>{_method(run, anchors[run], styles[run])}{''.join(_cell(column, run) for column in columns)}</tr>"
