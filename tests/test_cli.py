@@ -239,6 +239,11 @@ def test_another_engine_goes_on_and_is_said_and_recorded(fedbat_here, tmp_path):
     ("arguments", "sentence"),
     [
         (["run", "--method", "nope"], "unknown method 'nope'; choose from"),
+        (["run", "--method", "fedbatt"], "did you mean fedbat?"),
+        (["run", "--set", "rhoo=3"], "did you mean rho?"),
+        (["run", "--partition", "dirchlet"], "did you mean dirichlet?"),
+        (["run", "--dataset", "cifar"], "did you mean cifar10?"),
+        (["run", "--model", "resnet"], "did you mean resnet10?"),
         (["run", "--per-round", "200"], "--per-round is 200 but there are only 100 clients"),
         (["run", "--set", "phi=7"], "phi=7.0, expected a number in [0, 1]"),
         (["run", "--set", "phi"], "expected NAME=VALUE"),

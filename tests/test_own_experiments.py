@@ -128,7 +128,7 @@ def test_data_that_cannot_be_used_are_refused(change, message):
     ("name", "message"),
     [
         ("stripes", "unknown data set 'stripes'; choose from cifar10, .*package.module:function"),
-        ("nowhere:stripes", r"unknown data set 'nowhere:stripes' \(No module named 'nowhere'\)"),
+        ("nowhere:stripes", r"unknown data set 'nowhere:stripes' \(No module named 'nowhere'; start in the folder"),
         (f"{__name__}:nothing", "returned a str, expected what fedbat.data.dataset_of returns"),
     ],
 )

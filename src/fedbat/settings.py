@@ -1,8 +1,9 @@
 """What users write as text: hyper-parameters ("rho=6"), the checks their dataclasses make, and classes of their own."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib import import_module
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -19,8 +20,16 @@ def imported(name: str) -> Any:
         raise ImportError("nothing after a ':'")
     try:
         return getattr(import_module(module), own)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{error}; start in the folder that holds it") from None
     except (AttributeError, ValueError) as error:
         raise ImportError(error) from None
+
+
+def closest(name: str, choices: Iterable[str]) -> str:
+    """An end for a sentence that lists the choices: what was most likely meant, if anything comes near."""
+    near = get_close_matches(name, choices, 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def is_a(hint: Any, value: object) -> bool:
@@ -85,7 +94,7 @@ def parse_settings(kind: type, pairs: dict[str, str]) -> dict[str, Any]:
     for name, text in pairs.items():
         if name not in known_names:
             known = f"it has {', '.join(known_names)}" if known_names else "it has none"
-            raise ConfigError(f"{kind.__name__} has no setting {name!r}; {known}")
+            raise ConfigError(f"{kind.__name__} has no setting {name!r}; {known}{closest(name, known_names)}")
         default = show(next(_default(field) for field in dataclasses.fields(kind) if field.name == name))
         if not _is_text(hints[name]):
             raise ConfigError(f"{name} is a {hints[name]}, which cannot be given as text; set it in Python")

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedbat.data.files import Bundled, Downloadable, Remote, Source
 from fedbat.data.formats import Reader, check_labels, read_cifar10, read_cifar100, read_idx, read_svhn
 from fedbat.errors import ConfigError, DataError
-from fedbat.settings import imported
+from fedbat.settings import closest, imported
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def dataset_of(
 def check_dataset(name: str) -> None:
     """Refuse what is neither known nor a function's name."""
     if name not in DATASETS and ":" not in name:
-        raise ConfigError(f"unknown data set {name!r}; {_choices()}")
+        raise ConfigError(f"unknown data set {name!r}; {_choices(name)}")
 
 
 def spec_of(name: str) -> Spec:
@@ -120,16 +120,16 @@ def _own(name: str) -> Dataset:
     try:
         made = imported(name)()
     except (ImportError, TypeError) as error:
-        raise ConfigError(f"unknown data set {name!r} ({error}); {_choices()}") from error
+        raise ConfigError(f"unknown data set {name!r} ({error}); {_choices(name)}") from error
     if not isinstance(made, Dataset):
         raise ConfigError(f"{name} returned a {type(made).__name__}, expected what fedbat.data.dataset_of returns")
     return replace(made, spec=replace(made.spec, name=name))
 
 
-def _choices() -> str:
+def _choices(name: str) -> str:
     return (
         f"choose from {', '.join(DATASETS)}, or name your own as package.module:function, which is called without "
-        "arguments and returns what fedbat.data.dataset_of gives"
+        f"arguments and returns what fedbat.data.dataset_of gives{closest(name, DATASETS)}"
     )
 
 

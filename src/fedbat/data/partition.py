@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedbat.data.formats import Labels
 from fedbat.data.population import MIN_VIRTUAL_SAMPLES, Population, Split
 from fedbat.errors import ConfigError, DataError
-from fedbat.settings import imported
+from fedbat.settings import closest, imported
 
 Indices = NDArray[np.int64]
 
@@ -61,7 +61,7 @@ def scheme_of(name: str) -> Scheme:
         return PARTITIONS[name]
     choices = (
         f"choose from {', '.join(PARTITIONS)}, or name your own as package.module:function, which is called with "
-        "labels, number of clients and seed"
+        f"labels, number of clients and seed{closest(name, PARTITIONS)}"
     )
     if ":" not in name:
         raise ConfigError(f"unknown partition {name!r}; {choices}")

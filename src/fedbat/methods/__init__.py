@@ -16,7 +16,7 @@ from fedbat.methods.noisy_signsgd import NoisySignSGD
 from fedbat.methods.signsgd import SignSGD
 from fedbat.methods.stoc_signsgd import StocSignSGD
 from fedbat.methods.zerofl import ZeroFL
-from fedbat.settings import check_settings, imported, parse_settings
+from fedbat.settings import check_settings, closest, imported, parse_settings
 
 METHODS: dict[str, type[Method]] = {
     "bifl": BiFL,
@@ -39,7 +39,7 @@ def method_kind(name: str) -> type[Method]:
     """The class of a method by its name here, or by `package.module:Class`."""
     if name in METHODS:
         return METHODS[name]
-    choices = f"choose from {', '.join(METHODS)}, or name your own as package.module:Class"
+    choices = f"choose from {', '.join(METHODS)}, or name your own as package.module:Class{closest(name, METHODS)}"
     if ":" not in name:
         raise ConfigError(f"unknown method {name!r}; {choices}")
     try:

@@ -8,7 +8,7 @@ from torch import nn
 from fedbat.errors import ConfigError
 from fedbat.models.cnn import cnn
 from fedbat.models.resnet import resnet10, resnet10_narrow
-from fedbat.settings import imported
+from fedbat.settings import closest, imported
 
 Builder = Callable[[tuple[int, int, int], int], nn.Module]
 
@@ -67,6 +67,6 @@ def _import(name: str) -> Builder:
     except ImportError as error:
         raise ConfigError(
             f"unknown model {name!r} ({error}); choose from {', '.join(MODELS)}, or name your own function as "
-            "package.module:function, which is called with (channels, height, width) and num_classes"
+            f"package.module:function, called with (channels, height, width) and num_classes{closest(name, MODELS)}"
         ) from None
     return builder
