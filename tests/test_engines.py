@@ -359,6 +359,16 @@ def test_cores_are_those_we_are_bound_to():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
+def test_ctrl_c_is_for_the_parent_alone():
+    """A terminal sends it to all; a worker that heard it would print a traceback into a clean stop."""
+    with closing(Workers(1)) as pool:
+        pool.hold(partial(list, "abc"))
+        assert list(pool.run([Task("counted", "count", partial(tuple, "b"))])) == [1]
+        status = Path(f"/proc/{pool._workers[0].process.pid}/status").read_text()
+        assert int(status.split("SigIgn:")[1].split()[0], 16) >> signal.SIGINT - 1 & 1
+
+
 def test_a_worker_that_dies_while_it_takes_anothers_place_is_replaced_too(caplog):
     with closing(Workers(1)) as pool:
         pool.hold(partial(list, "abc"))

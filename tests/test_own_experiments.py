@@ -22,6 +22,7 @@ from fedbat.method import Method
 from fedbat.methods import make_method
 from fedbat.methods.fedbat import FedBAT
 from fedbat.methods.signsgd import SignSGD
+from fedbat.run import run_recorded
 from fedbat.settings import settings_of
 from fedbat.simulation import initial_state, rounds
 from tests.local_training import finish
@@ -70,6 +71,27 @@ def test_the_pages_sweep_runs_and_is_written_up(mine):
     page = (mine / "RESULTS.md").read_text()
     rows = re.findall(r"^\| dirichlet \| `(.*?)` \| [\d.]+ ± [\d.]+ \| 3 \|", page, re.M)
     assert rows == ["fedavg", "fedbat rho=2", "fedbat rho=6"] and "paper" not in page.split("## How to read")[0]
+
+
+def test_a_run_goes_on_with_other_code_of_ones_own_but_says_so(mine, fedbat_here):
+    out = mine / "out"
+
+    def stop(round_):
+        raise KeyboardInterrupt
+
+    experiment = Experiment(model="mine:small", clients=8, per_round=2, epochs=1, rounds=2)
+    sys.path.insert(0, str(mine))
+    try:
+        federation = prepare(experiment)
+        with pytest.raises(KeyboardInterrupt):
+            run_recorded(federation, make_engine(federation, "sequential"), out, on_round=stop)
+        before = json.loads((out / "summary.json").read_text())["versions"]["mine"]
+        (mine / "mine.py").write_text(MINE + "\n")
+        said = fedbat_here("resume", out, "--engine", "sequential", check=0).stdout
+    finally:
+        sys.path.remove(str(mine))
+        sys.modules.pop("mine", None)
+    assert "code of your own mine " in said and f"instead of mine {before[:8]}" in said
 
 
 def few(count=40):

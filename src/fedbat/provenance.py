@@ -4,6 +4,8 @@ import hashlib
 import os
 import platform
 import subprocess
+import sys
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,8 +15,8 @@ import numpy as np
 import torch
 
 
-def provenance() -> dict[str, Any]:
-    """Versions, revision and machine, for a record."""
+def provenance(names: Iterable[str] = ()) -> dict[str, Any]:
+    """Versions, revision and machine, for a record; `names` are those of what was run, the user's own among them."""
     return {
         "versions": {
             "fedbat": package_version(),
@@ -23,6 +25,7 @@ def provenance() -> dict[str, Any]:
             "torch": torch.__version__,
             "numpy": np.__version__,
             "numba": _numba(),
+            **_own_modules(names),
         },
         "git_revision": _git_revision(),
         "machine": {
@@ -49,6 +52,16 @@ def source_digest() -> str:
     for path in sorted(here.rglob("*.py"), key=lambda path: path.relative_to(here).as_posix()):
         digest.update(f"{path.relative_to(here).as_posix()}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def _own_modules(names: Iterable[str]) -> dict[str, str]:
+    """By module of every `package.module:name`, the hash of its file."""
+    found = {}
+    for module in (name.partition(":")[0] for name in names if ":" in name):
+        path = getattr(sys.modules.get(module), "__file__", None)
+        if path and (source := Path(path)).is_file():
+            found[module] = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
+    return found
 
 
 def _numba() -> str | None:

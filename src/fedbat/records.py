@@ -46,7 +46,7 @@ class RunRecord:
         """In a new folder."""
         check_free(folder)
         make_folder(folder)
-        record = cls(folder, federation, [], [_leg(1, engine)])
+        record = cls(folder, federation, [], [_leg(1, engine, federation.experiment)])
         record._write_summary("running")
         return record
 
@@ -61,7 +61,8 @@ class RunRecord:
         """Go on after so many rounds; the file may be ahead of the checkpoint, or end in half a line."""
         self._cut(num_rounds)
         first = num_rounds + 1
-        self.legs = [leg for leg in self.legs if leg["first_round"] < first] + [_leg(first, engine)]
+        before = [leg for leg in self.legs if leg["first_round"] < first]
+        self.legs = [*before, _leg(first, engine, self.federation.experiment)]
         self._write_summary("running")
 
     @property
@@ -276,9 +277,10 @@ def _round_of(line: dict[str, Any]) -> Round:
 _LEG = ("versions", "git_revision", "machine", "engine")
 
 
-def _leg(first_round: int, engine: Mapping[str, str | None] | None) -> dict[str, Any]:
+def _leg(first_round: int, engine: Mapping[str, str | None] | None, experiment: Experiment) -> dict[str, Any]:
     """The provenance of the rounds from `first_round` on."""
-    return {"first_round": first_round, **provenance(), "engine": engine}
+    names = (experiment.method, experiment.model or "", experiment.dataset, experiment.partition)
+    return {"first_round": first_round, **provenance(names), "engine": engine}
 
 
 def _jsonable(value: Any) -> Any:
