@@ -113,7 +113,16 @@ def test_compare_takes_seeds_and_variants_of_a_method(fedbat_here, tmp_path):
             values = [100 * run[key] for run in runs]
             assert f"{mean(values):.2f} ± {stdev(values):.2f}" in line
         assert len(line) <= 80
-    assert "last 10" in said and "means ± standard deviations over 2 seeds" in said and "2 seeds" in said
+    assert "last 10" in said and "means ± standard deviations over 2 seeds" in said
+    best = {  # by variant and seed
+        name: [json.loads((out / f"{name}-seed-{s}" / "summary.json").read_text())["best_accuracy"] for s in (3, 5)]
+        for name in ("fedavg", "fedbat-phi-0")
+    }
+    one, other = (100 * (a - b) for a, b in zip(best["fedbat-phi-0"], best["fedavg"], strict=True))
+    half = 12.7062 * abs(one - other) / 2  # Student's quantile for one degree of freedom, times the error of the mean
+    (line,) = re.findall(r"^fedbat phi=0  +([-+].*)$", said.partition("against fedavg, points")[2], re.M)
+    found = [float(number) for number in re.findall(r"[-+][\d.]+", line)[:3]]
+    assert found == pytest.approx([(one + other) / 2, (one + other) / 2 - half, (one + other) / 2 + half], abs=0.006)
 
 
 def interrupted(out, *args, by=signal.SIGINT):

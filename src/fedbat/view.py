@@ -76,7 +76,8 @@ class RunView:
         if not self.console.is_terminal:
             pace = (time.perf_counter() - self._start) / (done - self._before)
             left = pace * (self.num_rounds - done)
-            self.console.print(f"{self.label}  {figures}  {left:.0f} s left", soft_wrap=True, highlight=False)
+            more = f"  {left:.0f} s left" if done - self._before > 1 else ""  # the first round also starts things up
+            self.console.print(f"{self.label}  {figures}{more}", soft_wrap=True, highlight=False)
 
     def __enter__(self) -> Self:
         self._progress.start()

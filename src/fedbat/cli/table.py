@@ -8,6 +8,8 @@ from rich.table import Table
 from fedbat.cli.options import console, new_table
 from fedbat.experiment import Federation
 from fedbat.records import summarize
+from fedbat.reproduce.estimates import UNKNOWN, Estimate, own_spread
+from fedbat.reproduce.verdicts import show_interval
 from fedbat.simulation import Round
 from fedbat.view import megabytes
 
@@ -47,13 +49,15 @@ def print_table(done: Sequence[Done]) -> None:
             megabytes(traffic),
             f"{s['seconds']:.0f}",
         )
-        best = _percent(runs, lambda found: max(r.accuracy for r in found))
-        at_end = _percent(runs, lambda found: statistics.fmean(r.accuracy for r in found[tail]))
-        table.add_row(label, best, at_end, *(figures[2:-1] if several else figures))
+        accuracies = (_percent(runs, figure) for figure in _accuracies(tail))
+        table.add_row(label, *accuracies, *(figures[2:-1] if several else figures))
     console.print(table)
+    what = "" if several else "bits: a parameter, biases, norms and headers included; "
+    console.print(f"{what}saved: against float32; traffic: all clients and rounds", style="dim")
     _print_other_models(variants, late, tail)
-    if counts := {len(runs) for runs in variants.values()} - {1}:
-        console.print(f"means ± standard deviations over {' or '.join(map(str, sorted(counts)))} seeds")
+    if several:
+        console.print(f"means ± standard deviations over {len(done) // len(variants)} seeds", style="dim")
+        _print_differences(variants, late, tail)
 
 
 _MEANS = (
@@ -64,6 +68,33 @@ _MEANS = (
     "total_saving",
     "seconds",
 )
+
+
+def _accuracies(tail: slice) -> tuple[_Figure, _Figure]:
+    """Of the best round, and at the end."""
+    return (
+        lambda found: max(r.accuracy for r in found),
+        lambda found: statistics.fmean(r.accuracy for r in found[tail]),
+    )
+
+
+def _print_differences(variants: Mapping[str, list[Done]], late: str, tail: slice) -> None:
+    """Of every variant from the first: runs of one seed share split, initial weights, clients and batches."""
+    (first, base), *others = variants.items()
+    if not others:
+        return
+    table = new_table(f"against {first}, points", "best", late)
+    for label, runs in others:
+        table.add_row(label, *(_difference(runs, base, figure) for figure in _accuracies(tail)))
+    console.print(table)
+    console.print("differences between runs of the same seed, with Student's 95 % intervals", style="dim")
+
+
+def _difference(runs: Sequence[Done], base: Sequence[Done], figure: _Figure) -> str:
+    ours, theirs = ({one.experiment.seed: figure(found) or 0.0 for one, found in side} for side in (runs, base))
+    values = [100 * (ours[seed] - theirs[seed]) for seed in ours]
+    estimate = Estimate(statistics.fmean(values), own_spread(values) or UNKNOWN, len(values))
+    return f"{estimate.value:+.2f} {show_interval(estimate, '+.2f')}"
 
 
 def _print_other_models(variants: Mapping[str, list[Done]], late: str, tail: slice) -> None:
