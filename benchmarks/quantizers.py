@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedbat.channels import Channels, levels_of
-from fedbat.downlink import DOWNLINKS, Public, Whole
+from fedbat.downlink import DOWNLINKS, Downlink, Public
 from fedbat.engine import make_engine
 from fedbat.experiment import Experiment, prepare
 from fedbat.layout import Layout
@@ -85,7 +85,7 @@ QUANTIZERS: dict[str, Quantizer] = {
 
 
 @dataclass
-class Trial(Whole):
+class Trial(Downlink):
     """A snapshot by any quantizer."""
 
     quantize: Quantizer
