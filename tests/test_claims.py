@@ -489,4 +489,4 @@ def test_the_command_prints_the_claims(monkeypatch, tmp_path):
     assert "undecided" in said.values() and "fails" in said.values()
     text = " ".join(result.output.split())
     assert "above-signsgd: 1 for, 0 against, 23 open; 2 of 48 cells run FedBAT is more accurate than SignSGD" in text
-    assert "decided by: +2.00 [+1.41, +2.59] fedbat − signsgd, fmnist, 100 clients, iid" in text
+    assert "closest: +2.00 [+1.41, +2.59] fedbat − signsgd, fmnist, 100 clients, iid" in text

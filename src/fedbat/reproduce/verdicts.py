@@ -29,8 +29,8 @@ def claim_lines(finding: Finding) -> list[str]:
         return [claim.id, claim.text, f"checked by {', '.join(test.partition('::')[2] for test in claim.tests)}"]
     counts = ", ".join(f"{count} {says}" for says, count in zip(_SAYS.values(), _tally(finding), strict=True))
     head = f"{claim.id}: {counts}; {finding.present} of {finding.needed} cells run"
-    deciding, hangs = _deciding(finding), "closest" if finding.verdict is Verdict.UNDECIDED else "decided by"
-    return [head, claim.text, *([f"{hangs}: {deciding}"] if deciding else [])]
+    deciding, label = _deciding(finding), "closest" if finding.verdict is Verdict.UNDECIDED else "decided by"
+    return [head, claim.text, *([f"{label}: {deciding}"] if deciding else [])]
 
 
 def evidence_rows(finding: Finding) -> list[list[str]]:
