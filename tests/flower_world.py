@@ -131,7 +131,9 @@ def train_locally(method, model, client, round_, memory):
 
     def begin_(model, optimizer, num_steps):
         noise = UniformNoise(0, "noise", round_, client)
-        begun.append(fedbat.begin(method, model, optimizer, num_steps, memory=memory, noise=noise, context=round_))
+        begun.append(
+            fedbat.begin(method, model, optimizer, num_steps, memory=memory or {}, noise=noise, context=round_)
+        )
 
     _, num_samples = train_one(model, client, begin_)
     return begun[0].finish(), num_samples

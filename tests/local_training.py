@@ -74,7 +74,7 @@ def finish(method, num_steps, steps, model=None, **options):
     model = model or mlp()
     start = copy.deepcopy(model)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    local = begin(method, model, optimizer, num_steps, **options)
+    local = begin(method, model, optimizer, num_steps, **{"memory": {}, **options})
     losses = run(model, optimizer, some_batches(steps)) if steps else []
     return local.finish(), model, start, losses
 

@@ -82,7 +82,10 @@ def test_compare_sets_downlinks_side_by_side_and_prices_them(fedbat_here, tmp_pa
         expected = [found and found["accuracy"] for found in (last, last.get("received"), last.get("averaged"))]
         assert line.split()[-3:] == ["–" if figure is None else f"{100 * figure:.2f}" for figure in expected]
         assert (expected[1] is None) == ("down" not in folder) and expected[2] is not None
-    (group,) = json.loads((out / "link.json").read_text())["groups"]
+    told = json.loads((out / "link.json").read_text())
+    (group,) = told["groups"]
+    assert told["rates"] == "1 Mbit/s up, 8 down" and group["link"] == f"{told['rates']}, computing 2x as measured"
+    assert group["computing"].startswith("measured client by client on ")
     assert group["target"] == 0.01 and len(group["runs"]) == 4
     for run in group["runs"]:
         assert run["run"] in done.stdout and run["to_target"]["rounds"] == 1
@@ -233,12 +236,15 @@ def test_another_engine_goes_on_and_is_said_and_recorded(fedbat_here, tmp_path):
     out = tmp_path / "run"
     interrupted(out, "run", *FAST, "--rounds", 15, "--engine", "sequential")
     summary = json.loads((out / "summary.json").read_text())
+    assert summary["engine"] == {"name": "SequentialEngine", "precision": "fp32", "asked": "sequential", "device": None}
     summary["engine"] |= {"name": "CudaEngine", "precision": "bf16", "asked": "cuda"}
+    summary["versions"]["source"] = "0123456789abcdef"
     (out / "summary.json").write_text(json.dumps(summary))
     if not torch.cuda.is_available():
         assert "use --engine auto" in fedbat_here("resume", out, check=2).stderr
     done = fedbat("resume", out, "--engine", "sequential", "--precision", "fp32", check=0).stdout
     assert "engine SequentialEngine (fp32) instead of CudaEngine (bf16): the results may differ" in done
+    assert "fedbat's source " in done and "instead of 01234567: " in done
     summary = json.loads((out / "summary.json").read_text())
     assert summary["engine"]["name"] == "CudaEngine" and len(summary["resumed"]) == 1
     assert summary["resumed"][0]["engine"]["name"] == "SequentialEngine" and summary["resumed"][0]["first_round"] > 1
@@ -266,8 +272,8 @@ def test_another_engine_goes_on_and_is_said_and_recorded(fedbat_here, tmp_path):
         (["compare", "--methods", "fedbat,fedbat rho=6.0"], "--methods has fedbat twice, by its settings"),
         (["compare", "--methods", "fedbat rho"], "--methods 'rho', expected NAME=VALUE such as rho=6"),
         (["compare", "--methods", "fedbat rho=1 rho=2"], "--methods has rho twice"),
-        (["compare", "--seeds", "0,0"], "--seeds is '0,0', expected different names"),
-        (["compare", "--seeds", "0,x"], "--seeds is '0,x', expected whole numbers such as 0,1,2"),
+        (["compare", "--seeds", "0,0"], "--seeds is '0,0', expected different whole numbers"),
+        (["compare", "--seeds", "0,x"], "--seeds is '0,x', expected different whole numbers such as 0,1,2"),
         (["run", "--set", "rho=1", "--set", "rho=2"], "--set has rho twice"),
         (["compare", "--methods", "fedavg,signsgd", "--set", "rho=3"], "fits none of the compared methods"),
         (["compare", "--methods", "fedbat", "--set", "fedbat.rho=x"], "could not be read"),

@@ -283,7 +283,8 @@ def test_half_precision_on_a_cpu_rounds_what_layers_compute_and_nothing_else(met
     federation = prepare(dataclasses.replace(SMALL, method=method, rounds=1))
     _, full, _ = run(federation, SequentialEngine(federation))
     slow_rounds, slow, slow_state = run(federation, SequentialEngine(federation, half=True))
-    cpu_rounds, cpu, cpu_state = run(federation, CpuEngine(federation, workers, half=True))
+    cpu_rounds, cpu, cpu_state = run(federation, half := CpuEngine(federation, workers, half=True))
+    assert half.precision == "bf16"
     assert cpu_rounds == slow_rounds and same_tensors(cpu_state.w, slow_state.w)
     assert all(same_results(a, b) for a, b in zip(cpu, slow, strict=True))
     assert all(tensor.dtype in (torch.float32, torch.int64) for tensor in slow_state.w.values())
@@ -431,8 +432,14 @@ def test_an_error_in_a_worker_is_raised_as_it_was_there(workers):
 
 
 def test_a_model_that_cannot_travel_is_refused(workers):
-    with pytest.raises(ConfigError, match="cannot be sent to a worker process"):
-        CpuEngine(troubled(lambda: None, 0), workers)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(ConfigError, match="cannot be sent to a worker process"):
+            CpuEngine(troubled(lambda: None, 0), workers)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -68,7 +68,7 @@ def test_tests_use_the_running_statistics(shortcut):
     assert torch.allclose(norm(*inputs), native(*inputs), atol=1e-5)
 
 
-def test_a_relu_that_follows_joins_in_unless_others_use_it():
+def test_a_relu_that_follows_joins_in():
     shared = nn.ReLU()
     model = nn.Sequential(
         nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.ReLU()), nn.BatchNorm2d(4), shared, nn.Tanh(), shared
@@ -76,7 +76,9 @@ def test_a_relu_that_follows_joins_in_unless_others_use_it():
     native = copy.deepcopy(model).double()
     norms.fuse_norms(model)
     x = channels_last(torch.randn(6, 4, 3, 3, generator=torch.Generator().manual_seed(0)))
+    model[0][1].forward = None  # nobody asks it
     assert torch.allclose(model(x), native(x.double()).float(), atol=1e-5)
+    del model[0][1].forward
     assert torch.allclose(model[0][0](x), native[0][0](x.double()).float(), atol=1e-5)  # without its ReLU
     assert torch.allclose(model[0][:1](x), native[0][:1](x.double()).float(), atol=1e-5)
     plain = torch.randn(6, 4, 3, 3)  # not channels_last: computed natively, the ReLU all the same

@@ -39,7 +39,7 @@ def trained(method):
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 4))
     server = Server(method, model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    local = begin(method, model, optimizer, 6)
+    local = begin(method, model, optimizer, 6, memory={})
     for _ in range(6):
         optimizer.zero_grad()
         model(torch.randn(8, 4)).square().mean().backward()

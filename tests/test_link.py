@@ -122,7 +122,7 @@ def test_what_is_recorded_is_what_was_sent_and_measured(tmp_path):
         assert 0 < sum(found["client_seconds"]) + found["server_seconds"] < found["seconds"]
     assert any(len(set(found["downloads"])) > 1 for found in group.runs[0].record.lines)  # some are new, others follow
     (priced,) = price_group(group, dataclasses.replace(NOTHING, factor=1.0)).runs
-    assert priced.computing.startswith("measured client by client") and priced.costs is not None
+    assert priced.clock.startswith("measured client by client") and priced.costs is not None
     computing = (max(found["client_seconds"]) + found["server_seconds"] for found in group.runs[0].record.lines)
     assert sum(times.total for times in priced.times) == pytest.approx(sum(computing))
     json.dumps(priced.as_json())

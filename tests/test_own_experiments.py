@@ -85,7 +85,7 @@ def test_a_run_goes_on_with_other_code_of_ones_own_but_says_so(mine, fedbat_here
         federation = prepare(experiment)
         with pytest.raises(KeyboardInterrupt):
             run_recorded(federation, make_engine(federation, "sequential"), out, on_round=stop)
-        before = json.loads((out / "summary.json").read_text())["versions"]["mine"]
+        before = json.loads((out / "summary.json").read_text())["own"]["mine"]
         (mine / "mine.py").write_text(MINE + "\n")
         said = fedbat_here("resume", out, "--engine", "sequential", check=0).stdout
     finally:
@@ -151,10 +151,14 @@ def test_data_that_cannot_be_used_are_refused(change, message):
     [
         ("stripes", "unknown data set 'stripes'; choose from cifar10, .*package.module:function"),
         ("nowhere:stripes", r"unknown data set 'nowhere:stripes' \(No module named 'nowhere'; start in the folder"),
+        (f"{__name__}.deeper:stripes", rf"\(No module named '{__name__}.deeper'.*; start in the folder"),
+        ("needy:stripes", r"unknown data set 'needy:stripes' \(No module named 'nowhere'\); choose"),
         (f"{__name__}:nothing", "returned a str, expected what fedbat.data.dataset_of returns"),
     ],
 )
-def test_data_sets_that_are_not_there(name, message):
+def test_data_sets_that_are_not_there(name, message, tmp_path, monkeypatch):
+    (tmp_path / "needy.py").write_text("import nowhere\n")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=message):
         prepare(Experiment(dataset=name))
 

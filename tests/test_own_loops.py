@@ -118,7 +118,7 @@ def test_every_method_trains_a_transformer_with_adam(name):
     torch.manual_seed(0)
     model = only_matrices(Transformer())
     optimizer = torch.optim.Adam(trained(model), lr=3e-3)
-    local = begin(make_method(name), model, optimizer, 20, noise=UniformNoise(7, "test"))
+    local = begin(make_method(name), model, optimizer, 20, memory={}, noise=UniformNoise(7, "test"))
     tokens = torch.randint(0, 11, (64, 6))
     losses = [plain_step(model, optimizer, tokens, tokens[:, 0]) for _ in range(20)]
     assert sum(losses[-5:]) < sum(losses[:5])

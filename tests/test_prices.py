@@ -52,7 +52,10 @@ def test_all_runs_compute_alike_unless_asked(folder):
     (group,) = group_runs(find_runs([folder])[0])
     alike = price_group(group, LINK)
     seconds = {times.computing for run in alike.runs for times in run.times}
-    assert seconds == {min(median_computing(run.record.lines) for run in group.runs)} == {alike.link.seconds}
+    assert seconds == {alike.link.seconds} and "the median client of the quickest run" in alike.clock
+    given = price_group(group, parse_link("up=10,down=50,compute=1500"))
+    assert given.clock == "as given" and str(given.link) == "10 Mbit/s up, 50 down, computing 1500 s a round"
+    assert alike.link.seconds == pytest.approx(min(median_computing(r.record.lines) for r in group.runs), rel=5e-3)
     measured = price_group(group, parse_link("up=10,down=50,compute=1x"))
     assert len({times.computing for run in measured.runs for times in run.times}) > len(group.runs)
 
@@ -63,4 +66,5 @@ def test_the_table_marks_what_is_unfinished_and_tells_the_best(folder, fedbat_he
     said = fedbat_here("price", folder, "--link", "up=10,down=50", "--target", "1", check=0).stdout
     assert "fedavg seed=1 (2 of 3 rounds)" in said and "seed=0 (" not in said
     assert f"none reaches 100.00 %, the best has {best:.2f} %; lower --target" in said
-    assert "none reaches" not in fedbat_here("price", folder, "--link", "up=10,down=50", check=0).stdout
+    usual = fedbat_here("price", folder, "--link", "up=10,down=50", check=0).stdout
+    assert "none reaches" not in usual and "compute=1x takes each client's as measured" in " ".join(usual.split())

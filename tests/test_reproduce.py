@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import multiprocessing
+import re
 import shutil
 import time
 from pathlib import Path
@@ -506,6 +507,35 @@ def test_a_folder_of_ones_own_needs_a_table_and_nothing_else(tmp_path):
     assert "of the paper" not in page and "Claims" not in page and "Protocol" not in page
     with pytest.raises(ConfigError, match="unknown split 'labls'; choose from dirichlet, iid, labels"):
         (tmp_path / "mine.toml").write_text(f'title = "Mine"\n[grid]\n{grid.replace("labels", "labls")}')
+        load_book(tmp_path).cells("mine", None, {})
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "sentence"),
+    [
+        ("mine", "[grid]\n", "mine.toml has no title; it needs title"),
+        ("order", '[[part]]\ntable = "small"\n', "order.toml: a part has no seeds; it needs table, seeds"),
+        (
+            "order",
+            '[[part]]\ntable = "small"\nseeds = []\nfor = 1\n',
+            "a part has for, expected only table",
+        ),
+        ("order", "part = [1]\n", "a part is 1, expected a table with table, seeds"),
+        ("notes", "[[note]]\nonly = {}\n", "notes.toml: a note has no text; it needs only, text"),
+        ("protocols", "[authors]\n", "protocols.toml: authors has no title"),
+    ],
+)
+def test_mistakes_in_files_are_told_with_their_place(tmp_path, file, text, sentence):
+    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / f"{file}.toml").write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        load_book(tmp_path)
+
+
+def test_a_method_with_half_a_setting_is_told(tmp_path):
+    (tmp_path / "mine.toml").write_text('title = "Mine"\n[grid]\nclients = [5]\ndataset = ["fmnist-mini"]\n'
+                                        'split = ["iid"]\nmethod = ["fedbat rho"]\n')  # fmt: skip
+    with pytest.raises(ConfigError, match="method 'fedbat rho' has 'rho', expected a setting such as rho=6"):
         load_book(tmp_path).cells("mine", None, {})
 
 

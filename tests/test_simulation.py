@@ -185,7 +185,8 @@ def test_record_is_complete_and_true(tmp_path):
     assert summary["downlink_bytes_per_client_round"] == dense and summary["seconds"] > 0
     assert summary["total_bytes_per_client_round"] == per_client + dense
     assert summary["total_saving"] == pytest.approx(2 * dense / (per_client + dense))
-    assert summary["versions"].keys() == {"python", "torch", "numpy", "numba", "fedbat", "source", __name__}
+    assert summary["versions"].keys() == {"python", "torch", "numpy", "numba", "fedbat", "source"}
+    assert summary["own"].keys() == {__name__}
     assert summary["config"]["rounds"] == 2
     for line in lines:
         assert set(line["layers"]) == {e.name for e in federation.layout.compressed}

@@ -112,7 +112,7 @@ def test_weights_put_back_as_new_memory_are_trained_on(name):
     for step in (around, around_as_published):
         model = mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        local = begin(make_method(name), model, optimizer, 5, noise=UniformNoise(0, "noise"))
+        local = begin(make_method(name), model, optimizer, 5, memory={}, noise=UniformNoise(0, "noise"))
         for x, y in some_batches(5):
             step(model, optimizer, x, y)
         updates.append(local._update()["0.weight"])
@@ -126,7 +126,7 @@ def test_a_model_that_was_moved_before_finish_sends_what_it_has_learned(name):
     plain, *_ = finish(make_method(name), 4, 4, noise=UniformNoise(0, "noise"))
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    local = begin(make_method(name), model, optimizer, 4, noise=UniformNoise(0, "noise"))
+    local = begin(make_method(name), model, optimizer, 4, memory={}, noise=UniformNoise(0, "noise"))
     run(model, optimizer, some_batches(4))
     model.double()
     assert local.finish().to_bytes() == plain.to_bytes()
@@ -175,7 +175,7 @@ def test_replaced_buffers_are_sent_and_infinite_ones_stay(name):
 def test_a_step_without_any_gradient_of_a_compressed_layer_is_a_step(name):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with begin(make_method(name), model, optimizer, 4) as local:
+    with begin(make_method(name), model, optimizer, 4, memory={}) as local:
         for x, _ in some_batches(3):
             optimizer.zero_grad()
             model[1](x.repeat(1, 2)[:, :16]).square().sum().backward()  # BatchNorm alone

@@ -146,7 +146,7 @@ def test_model_left_behind_is_what_was_sent_is_what_the_server_adds(name, settin
     layout = layout_of(model)
     start = {k: v.clone() for k, v in tensors_of(model, layout).items()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    local = begin(method, model, optimizer, 4)
+    local = begin(method, model, optimizer, 4, memory={})
     x, y = torch.randn(16, 2, 5, 5), torch.randint(0, 3, (16,))
     run(model, optimizer, [(x, y)] * 4)
     upload = local.finish()
@@ -166,7 +166,10 @@ def test_hooks_are_gone_and_the_optimizer_is_the_users_again(name):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     groups = [list(group["params"]) for group in optimizer.param_groups]
     pointers = [p.data_ptr() for p in model.parameters()]
-    with pytest.raises(RuntimeError, match="stop here"), begin(make_method(name), model, optimizer, 10) as local:
+    with (
+        pytest.raises(RuntimeError, match="stop here"),
+        begin(make_method(name), model, optimizer, 10, memory={}) as local,
+    ):
         run(model, optimizer, some_batches(8))
         update = local._update()
         raise RuntimeError("stop here")
@@ -250,7 +253,21 @@ def test_context_must_fit_the_header(context):
         begin(FedBAT(), model, torch.optim.SGD(model.parameters(), lr=0.1), 1, context=context)
 
 
+def test_a_forgotten_memory_is_told():
+    """It would be as if every round were the client's first."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match=r"EFSignSGD adds what .* no memory was given; pass memory=upload\.memory"):
+        begin(make_method("ef-signsgd"), model, optimizer, 1)
+    for method, options in (("ef-signsgd memory=off", {}), ("ef-signsgd", {"memory": {}}), ("fedbat", {})):
+        name, _, change = method.partition(" ")
+        settings = dict([change.split("=")]) if change else {}
+        with begin(make_method(name, settings), model, optimizer, 1, **options):
+            pass
+
+
 def test_num_steps_must_be_positive():
     model = mlp()
-    with pytest.raises(ConfigError, match="num_steps=0"):
-        begin(FedBAT(), model, torch.optim.SGD(model.parameters(), lr=0.1), 0)
+    for wrong in (0, 1.5, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match=f"num_steps={wrong}"):
+            begin(FedBAT(), model, torch.optim.SGD(model.parameters(), lr=0.1), wrong)

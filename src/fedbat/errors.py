@@ -5,8 +5,9 @@ FedbatError
 ├── DataError      a data set is missing, damaged, or cannot be split as asked
 ├── WireError      bytes that are not a valid message for this model
 │   └── DivergedError    ... because the sender's training diverged
-└── MethodError    local training was driven in a way a method cannot follow
+└── MethodError    a round was driven in a way a method cannot follow
 
+A few modules derive errors of their own from these, for their callers to tell apart.
 Every message says what we got, what we expected, and what to do about it.
 """
 
@@ -32,4 +33,4 @@ class DivergedError(WireError):
 
 
 class MethodError(FedbatError):
-    """Local training was driven in a way a method cannot follow."""
+    """A round was driven in a way a method cannot follow: training that went around it, or no upload to go on with."""

@@ -118,9 +118,8 @@ class Experiment:
 
     @property
     def split(self) -> str:
-        """The partition with its settings, as people are shown it: dirichlet beta=0.3."""
-        given = [(name, getattr(self, name)) for name in scheme_of(self.partition).uses]
-        return " ".join([self.partition, *(f"{name}={show(value)}" for name, value in given if value is not None)])
+        """The partition with its settings, as people are shown it."""
+        return split_of(vars(self))
 
     def resolved(self) -> "Experiment":
         """The same experiment with every default written out."""
@@ -144,6 +143,14 @@ class Experiment:
             labels=used("labels", spec.default_labels),
             samples=used("samples", MIN_VIRTUAL_SAMPLES),
         )
+
+
+def split_of(config: Mapping[str, Any]) -> str:
+    """How a configuration deals out the data: dirichlet beta=0.3, labels=3."""
+    kind = config["partition"]
+    used = {name: config[name] for name in ("beta", "labels", "samples") if config.get(name) is not None}
+    named = [f"{name}={show(value)}" for name, value in used.items()]
+    return " ".join(named if kind in used else [kind, *named])
 
 
 @dataclass(frozen=True, eq=False)

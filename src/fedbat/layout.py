@@ -111,8 +111,8 @@ def layout_of(model: nn.Module, roles: Mapping[str, Role] | None = None) -> Layo
 
 
 def whole_layout(model: nn.Module, layout: Layout) -> Layout:
-    """All tensors of model.state_dict(), in its order, for a receiver that loads that: tied weights in the role of the
-    one they share, and what `layout` skips unchanged.
+    """The layout of the full state dict, in its order: tied weights take their partner's role, what `layout` skips
+    travels unchanged.
     """
     roles: dict[str, Role] = {entry.name: entry.role for entry in layout}
     entries, tied = [], tied_names(model)

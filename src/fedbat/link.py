@@ -4,7 +4,7 @@
 
 down, up   the client's bytes in that round, as they were packed; a Mbit is 10^6 bits
 latency    there and back, once a round
-computing  the client's seconds as they were measured, times a factor; or as many as were asked for
+computing  a number of seconds, or the client's own as they were measured, times a factor
 server     seconds to unpack and add the uploads and to pack what goes down next, as they were measured
 
 Records that do not tell clients apart (older ones, and seconds on a GPU that trains them side by side) are shared out
@@ -50,8 +50,8 @@ class Link:
 
     usual: Rate | None = None
     clients: Mapping[int, Rate] = field(default_factory=dict)  # those that differ
-    factor: float | None = None  # by which each client computes longer than was measured; None: as measured
-    seconds: float | None = None  # of computing for every client, instead of what was measured
+    seconds: float | None = None  # that every client computes in a round
+    factor: float | None = None  # or: by which each computes longer than was measured; None: as was measured
 
     def __post_init__(self) -> None:
         for value in (self.factor or 0.0, self.seconds or 0.0):
@@ -70,14 +70,25 @@ class Link:
         for client in range(num_clients):
             self.rate(client)
 
-    def __str__(self) -> str:
+    @property
+    def rates(self) -> str:
+        """The connections, in words."""
         parts = [f"{len(self.clients)} clients with rates of their own"] if self.clients else []
         if self.usual:
             rest = "all others " if self.clients else ""
             parts.append(f"{rest}{self.usual.up:g} Mbit/s up, {self.usual.down:g} down")
             parts += [f"latency {self.usual.latency:g} ms"] if self.usual.latency else []
-        measured = "as measured" if self.factor is None else f"{self.factor:g}x as measured"
-        return ", ".join([*parts, f"computing {measured if self.seconds is None else f'{self.seconds:.3g} s a round'}"])
+        return ", ".join(parts)
+
+    @property
+    def computing(self) -> str:
+        """How long clients compute, in words."""
+        if self.seconds is not None:
+            return f"computing {self.seconds:g} s a round"
+        return "computing as measured" if self.factor is None else f"computing {self.factor:g}x as measured"
+
+    def __str__(self) -> str:
+        return f"{self.rates}, {self.computing}"
 
 
 class Times(NamedTuple):

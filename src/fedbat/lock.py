@@ -1,7 +1,7 @@
 """One process at a time: a lock on a file that ends with the process that holds it, however that ends.
 
-The file names its holder. It is gone when the holder lets go, and may be left behind by one that was killed, without
-meaning anything then: what counts is the operating system's lock on it.
+The file names its holder, who removes it in the end. One that was killed leaves it behind, where it means nothing: only
+the operating system's lock on it counts.
 """
 
 import errno

@@ -59,6 +59,11 @@ class Method:
     """`forward` asks for `local.progress`, and knows the first step by `local.last` being None."""
 
     @property
+    def remembers(self) -> bool:
+        """Whether `encode` needs what it returned as memory after this client's last round; {} before its first."""
+        return False
+
+    @property
     def kinds(self) -> tuple[Kind, ...]:
         """The parts that `encode` may give; an upload with another is refused."""
         return (Kind(Dense),)
@@ -74,7 +79,7 @@ class Method:
         return None
 
     def learnables(self, w: Tensors) -> Tensors:
-        """Initial values of what is learned beside m."""
+        """Initial values of what is learned beside m, by the layer they belong to."""
         return {}
 
     def alters_forward(self, step: Step) -> bool:
@@ -82,7 +87,10 @@ class Method:
         return False
 
     def prepare(self, w: Tensors, local: Local) -> Tensors:
-        """The `local.fixed` that the altered forward pass, or the encoding, is about to use."""
+        """The `local.fixed` that the altered forward pass, or the encoding, is about to use.
+
+        Zero means "not set yet", and what is not zero stays: engines that record steps keep it as it is.
+        """
         return local.fixed
 
     def forward(self, w: Tensors, local: Local, u: Tensors) -> Forward:

@@ -16,7 +16,7 @@ import torch
 
 
 def provenance(names: Iterable[str] = ()) -> dict[str, Any]:
-    """Versions, revision and machine, for a record; `names` are those of what was run, the user's own among them."""
+    """Versions, revision and machine, for a record; code of the user's own is found by the `names` of what was run."""
     return {
         "versions": {
             "fedbat": package_version(),
@@ -25,8 +25,8 @@ def provenance(names: Iterable[str] = ()) -> dict[str, Any]:
             "torch": torch.__version__,
             "numpy": np.__version__,
             "numba": _numba(),
-            **_own_modules(names),
         },
+        "own": _own_modules(names),
         "git_revision": _git_revision(),
         "machine": {
             "system": platform.platform(),

@@ -54,7 +54,7 @@ class RunRecord:
     def read(cls, folder: Path, federation: Federation) -> Self:
         """What a run has written so far."""
         summary = read_summary(folder)
-        legs = [{"first_round": 1, **{key: summary[key] for key in _LEG}}, *summary["resumed"]]
+        legs = [{"first_round": 1, **{key: summary.get(key, {}) for key in _LEG}}, *summary["resumed"]]
         return cls(folder, federation, _read_rounds(folder / "rounds.jsonl"), legs)
 
     def resume(self, num_rounds: int, engine: Mapping[str, str | None] | None = None) -> None:
@@ -274,7 +274,7 @@ def _round_of(line: dict[str, Any]) -> Round:
     return Round(**(line | figures | others | {"index": index, "lost": lost, "layers": layers}))
 
 
-_LEG = ("versions", "git_revision", "machine", "engine")
+_LEG = ("versions", "own", "git_revision", "machine", "engine")
 
 
 def _leg(first_round: int, engine: Mapping[str, str | None] | None, experiment: Experiment) -> dict[str, Any]:

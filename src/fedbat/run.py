@@ -31,14 +31,14 @@ def run_recorded(
 ) -> RunRecord:
     """Begin a run in a new folder, or go on with the one that is there, to the same results; a finished one is read.
 
-    `engine_facts` go into the record (default: the engine's name). `on_start` sees the record before the first round to
-    be done, `on_round` each round. No round is begun after `deadline` (of time.monotonic()); whether all were done,
-    `record.finished` tells.
+    `engine_facts` go into the record beside the engine's name and precision. `on_start` sees the record before the
+    first round to be done, `on_round` each round. No round is begun after `deadline` (of time.monotonic());
+    `record.finished` tells whether all were done.
     ConfigError if another process is at work in the folder.
     Ctrl-C and errors come out as they are; the rounds done so far are recorded and a checkpoint is left to go on from.
     `memory_budget` bytes of client memories stay in RAM (default: half of the machine's), the others wait on disk.
     """
-    engine_facts = {"name": type(engine).__name__} if engine_facts is None else engine_facts
+    engine_facts = {"name": type(engine).__name__, "precision": engine.precision, **(engine_facts or {})}
     place = folder / "checkpoint"
     budget = half_of_ram() if memory_budget is None else memory_budget
     with locked(folder):

@@ -129,7 +129,7 @@ def averaged(past: Tensors, w: Tensors, weight: float) -> Tensors:
 
 
 def check_average(weight: float) -> None:
-    """Refuse a weight of the past that no average can have."""
+    """Refuse a weight of the past outside [0, 1)."""
     if not 0 <= weight < 1:
         raise ConfigError(f"average is {weight}, expected a number from 0 (off) to below 1, such as 0.9")
 

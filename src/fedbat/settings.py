@@ -17,11 +17,12 @@ def imported(name: str) -> Any:
     """What `package.module:name` stands for; ImportError says why there is no such thing."""
     module, colon, own = name.partition(":")
     if not colon:
-        raise ImportError("nothing after a ':'")
+        raise ImportError("it has no ':'")
     try:
         return getattr(import_module(module), own)
     except ModuleNotFoundError as error:
-        raise ImportError(f"{error}; start in the folder that holds it") from None
+        ours = error.name is not None and f"{module}.".startswith(f"{error.name}.")  # not one that it imports
+        raise ImportError(f"{error}; start in the folder that holds it" if ours else error) from None
     except (AttributeError, ValueError) as error:
         raise ImportError(error) from None
 
@@ -86,12 +87,12 @@ def settings_of(kind: type) -> list[Setting]:
     ]
 
 
-def parse_settings(kind: type, pairs: dict[str, str]) -> dict[str, Any]:
-    """Text values as the types of the dataclass's fields."""
+def parse_settings(kind: type, pairs: Mapping[str, Any]) -> dict[str, Any]:
+    """Text, or values of the same meaning, as the types of the dataclass's fields."""
     hints = get_type_hints(kind)
     known_names = setting_names(kind)
     parsed = {}
-    for name, text in pairs.items():
+    for name, given in pairs.items():
         if name not in known_names:
             known = f"it has {', '.join(known_names)}" if known_names else "it has none"
             raise ConfigError(f"{kind.__name__} has no setting {name!r}; {known}{closest(name, known_names)}")
@@ -99,10 +100,10 @@ def parse_settings(kind: type, pairs: dict[str, str]) -> dict[str, Any]:
         if not _is_text(hints[name]):
             raise ConfigError(f"{name} is a {hints[name]}, which cannot be given as text; set it in Python")
         try:
-            parsed[name] = _parse(text if isinstance(text, str) else show(text), hints[name])  # from Python, a value
+            parsed[name] = _parse(given if isinstance(given, str) else show(given), hints[name])
         except ValueError:
             raise ConfigError(
-                f"{name}={text!r} could not be read; expected {_values(hints[name])}, such as its default, {default}"
+                f"{name}={given!r} could not be read; expected {_values(hints[name])}, such as its default, {default}"
             ) from None
     return parsed
 

@@ -23,7 +23,7 @@ def make_folder(folder: Path) -> None:
     except OSError as error:
         if isinstance(error, FileExistsError) and not folder.exists():  # somebody has removed it just now
             return make_folder(folder)
-        raise ConfigError(f"--out {folder} cannot be created ({error.strerror}); name another folder") from None
+        raise ConfigError(f"folder {folder} cannot be created ({error.strerror}); name another") from None
 
 
 @contextmanager

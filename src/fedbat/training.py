@@ -67,9 +67,10 @@ class LocalTraining:
     """One client in one round: `begin` with the received model, train as usual, `finish`.
 
     `num_steps` announces how often optimizer.step() will be called (FedBAT's tau). `memory` is what this client's last
-    upload returned (error feedback). `noise` makes the run repeatable: UniformNoise(seed, "noise", round, client), with
-    `device=` where the model is not on the CPU. `context` travels with the upload, for the server to check. Used as a
-    context manager it unhooks itself whatever happens. This is the only stateful piece of local training.
+    upload returned (error feedback), {} in its first round. `noise` makes the run repeatable: UniformNoise(seed,
+    "noise", round, client), with `device=` where the model is not on the CPU. `context` travels with the upload, for
+    the server to check. Used as a context manager it unhooks itself whatever happens. This is the only stateful piece
+    of local training.
     """
 
     def __init__(
@@ -90,10 +91,15 @@ class LocalTraining:
             raise MethodError("the optimizer holds no parameter of this model; make it from model.parameters()")
         if optimizer in _HOOKED:
             raise MethodError("this optimizer is in a round already; call finish() or leave its `with` block first")
-        if num_steps < 1 or num_steps != int(num_steps):
+        if not 1 <= num_steps < float("inf") or num_steps != int(num_steps):
             raise ConfigError(f"num_steps={num_steps!r}, expected the number of optimizer steps to come, at least 1")
         if not 0 <= context < 2**64:
             raise ConfigError(f"context={context}, expected a whole number from 0 to 2^64 - 1, such as the round")
+        if memory is None and method.remembers:
+            raise ConfigError(
+                f"{type(method).__name__} adds what this client's last upload left out, but no memory was given; "
+                "pass memory=upload.memory of its last round, or {} in its first"
+            )
         self.method, self.layout, self.context = method, layout or layout_of(model), context
         self.memory = memory or {}
         self.step = Step(0, num_steps)
@@ -214,8 +220,9 @@ class LocalTraining:
 
     @torch.no_grad()
     def _take_in(self) -> None:
-        """What was written to the parameters since they were put in place, into their memory or as p.data = ...: while
-        the model computes with w + m it counts; else it must have been taken back, as by optimizers that look around.
+        """Find what was written to the parameters since the last step, into their memory or as p.data = ....
+
+        While the model computes with w + m it counts; else it must have been undone, as by optimizers that look around.
         """
         marks = list(zip(self._parameters, _marks(self._parameters), self._put, strict=True))
         if self._seen is None:
@@ -274,7 +281,7 @@ def _marks(parameters: Mapping[str, nn.Parameter]) -> list[tuple[int, int]]:
 
 
 def _check_parts(method: Method, parts: Mapping[str, Part], w: Tensors) -> None:
-    """What servers would refuse is told to who wrote the method."""
+    """Tell the method's author what every server would refuse."""
     who, kinds = f"{type(method).__name__}.encode", " or ".join(map(str, method.kinds))
     if parts.keys() != w.keys():
         raise MethodError(f"{who} gave parts for {list(parts)}, expected one for each of {list(w)}")

@@ -85,7 +85,7 @@ class Payload:
         """The payload that `to_bytes` wrote for this layout; WireError for anything else.
 
         With `context` given, an upload of another context (another round, say) is refused; with `kinds`, one that holds
-        a part of another kind: a method's step sizes are worth little to who may send dense values in their place.
+        a part of another kind: a bound on step sizes is useless if a client may send dense values instead.
         """
         try:
             data = memoryview(raw).cast("B")

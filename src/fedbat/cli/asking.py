@@ -41,9 +41,9 @@ _RUN_OPTIONS = {
 
 
 def asks_for_experiment(command: Callable[..., None]) -> Callable[..., None]:
-    """Let the options of an experiment stand for the command's `base`, and those of how to run it for its `how`.
+    """Replace the command's parameters `base` and `how` by the options of an experiment and of how to run it.
 
-    What the command asks for itself, in its own way, is left to it.
+    Options that the command has itself stay its own.
     """
     own = inspect.signature(command).parameters
     shared = {name: hint for name, hint in _EXPERIMENT.items() if name not in own}

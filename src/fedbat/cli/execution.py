@@ -81,7 +81,7 @@ def execute(
                     federation,
                     engine,
                     folder,
-                    engine_facts={"name": type(engine).__name__, **how.asked},
+                    engine_facts={"asked": how.engine, "device": how.device},
                     on_start=begin,
                     on_round=follow,
                     on_client=view.client,
@@ -163,13 +163,12 @@ def _engine(leg: Mapping[str, Any]) -> str:
     return f"{facts.get('name')} ({facts.get('precision')})"
 
 
-_OURS = ("fedbat", "source", "python", "torch", "numpy", "numba")
 _SAME: dict[str, Callable[[Mapping[str, Any]], str]] = {  # what bits depend on
     "engine": _engine,
     "PyTorch": lambda leg: str(leg["versions"]["torch"]),
     "NumPy": lambda leg: str(leg["versions"]["numpy"]),
     "Numba": lambda leg: str(leg["versions"].get("numba")),
     "fedbat": lambda leg: str(leg["versions"]["fedbat"]),
-    "code of your own": lambda leg: ", ".join(f"{k} {v[:8]}" for k, v in leg["versions"].items() if k not in _OURS),
-    "revision": lambda leg: str(leg["git_revision"])[:12],
+    "fedbat's source": lambda leg: str(leg["versions"].get("source"))[:8],
+    "code of your own": lambda leg: ", ".join(f"{name} {found[:8]}" for name, found in leg.get("own", {}).items()),
 }

@@ -1,6 +1,7 @@
 """`fedbat price`, and what `fedbat compare --link` adds to a comparison."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -64,9 +65,12 @@ def price_runs(folders: Sequence[Path], link: Link, target: float | None, out: P
     if out is None:
         return
     make_folder(out)
-    rows = [LinkRow(title_of(priced.group), priced.target, priced.curves()) for priced in groups]
-    draw_link(rows, str(link), out / "link.png")
-    told = {"link": str(link), "groups": [priced.as_json() for priced in groups]}
+    rows = [
+        LinkRow(f"{title_of(priced.group)}; {priced.link.computing}", priced.target, priced.curves())
+        for priced in groups
+    ]
+    draw_link(rows, link.rates, out / "link.png")
+    told = {"rates": link.rates, "groups": [priced.as_json() for priced in groups]}
     write_text(out / "link.json", json.dumps(told, indent=2) + "\n")
     say(f"on the link: {out / 'link.json'}, picture in {out / 'link.png'}")
 
@@ -86,14 +90,13 @@ def _print(priced: "PricedGroup", title: str, link: Link, usual: bool) -> None:
     console.print(table)
     best = max(run.run.record.best for run in priced.runs)
     if usual and best - 100 * priced.target > _FAR:
-        say(f"the best run has {best:.2f} %; --target {0.99 * best / 100:.2f} compares those that come near it")
+        nearer = math.floor(0.99 * best) / 100
+        say(f"the best run has {best:.2f} %; --target {nearer:.2f} compares those that come near it")
     if not any(run.costs for run in priced.runs):
         say(f"none reaches {100 * priced.target:.2f} %, the best has {best:.2f} %; lower --target")
-    if link.seconds is not None:
-        return
-    for how in dict.fromkeys(run.computing for run in priced.runs):
-        what = "the least median of these runs, " if link.factor is None else ""
-        say(f"computing: {what}{how}; compute=SECONDS sets that of your clients, compute=1x takes each as measured")
+    if link.seconds is None:
+        other = "" if link.factor is not None else ", compute=1x takes each client's as measured"
+        say(f"computing: {priced.clock}; compute=SECONDS sets that of your clients{other}")
 
 
 def _seconds(value: float) -> str:

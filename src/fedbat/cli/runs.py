@@ -58,7 +58,10 @@ def run(
 def compare(
     *,
     methods: Annotated[
-        str, typer.Option(help=f"Comma-separated, each with settings of its own if wanted (fedbat rho=4), of {_NAMES}.")
+        str,
+        typer.Option(
+            help=f"Comma-separated, each with settings without commas of its own if wanted (fedbat rho=4), of {_NAMES}."
+        ),
     ] = "fedavg,fedbat,signsgd",
     down: Downs = FULL,
     seeds: Annotated[
@@ -134,9 +137,12 @@ def _seeds(text: str | None, usual: int) -> list[int]:
     if text is None:
         return [usual]
     try:
-        return [int(seed) for seed in _listed("--seeds", text, "0,1,2")]
+        found = [int(seed) for seed in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--seeds is {text!r}, expected whole numbers such as 0,1,2") from None
+        found = []
+    if not found or len(set(found)) != len(found):
+        raise ConfigError(f"--seeds is {text!r}, expected different whole numbers such as 0,1,2")
+    return found
 
 
 def _settings_by_method(names: list[str], settings: list[tuple[str, str]]) -> dict[str, dict[str, str]]:

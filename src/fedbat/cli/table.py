@@ -14,7 +14,7 @@ from fedbat.simulation import Round
 from fedbat.view import megabytes
 
 Done = tuple[Federation, list[Round]]
-_FEW = 20  # rounds, in whose last ten a model is still as bad as it began
+_FEW = 20  # rounds: the last ten of fewer would reach back to where the model had hardly begun to learn
 
 _Figure = Callable[[Sequence[Round]], float | None]
 

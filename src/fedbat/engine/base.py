@@ -43,6 +43,11 @@ class Engine(Protocol):
     home: torch.device
     """Where the global model is best kept between rounds."""
 
+    @property
+    def precision(self) -> str:
+        """Of the layers' arithmetic."""
+        ...
+
     def train(
         self, w: Tensors, round_: int, clients: list[int], memories: Mapping[int, Tensors]
     ) -> Iterator[ClientResult | Lost]:

@@ -32,9 +32,8 @@ class CpuEngine:
     home = torch.device("cpu")
 
     def __init__(self, federation: Federation, workers: Workers | None = None, half: bool = False) -> None:
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # what is left to this process should not take a worker's core
         self.federation, self._owns_workers = federation, workers is None
+        self.precision = "bf16" if half else "fp32"
         private = _pickled_without_data(federation)
         data, layout = federation.data, federation.layout
         try:
@@ -49,6 +48,8 @@ class CpuEngine:
         self._w = _tensors_in(self._memory, layout)
         self._workers = workers or workers_for(federation)
         self._workers.hold(partial(_Hand, private, data, self._memory, half))
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # what is left to this process should not take a worker's core
 
     def train(
         self, w: Tensors, round_: int, clients: list[int], memories: Mapping[int, Tensors]

@@ -1,4 +1,4 @@
-"""Whether the cuda engine can train a model: steps are recorded on tensors that stay, and ask the host only once."""
+"""Whether a model's steps can be recorded: on tensors that stay where they are, with no dice rolled on the host."""
 
 import copy
 import random

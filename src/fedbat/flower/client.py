@@ -69,10 +69,10 @@ def fedbat_mod(msg: Message, context: Context, call_next: ClientAppCallable) -> 
     return reply
 
 
-def begin(model: nn.Module, optimizer: Optimizer, num_steps: int) -> LocalTraining:
+def begin(model: nn.Module, optimizer: Optimizer, num_steps: int) -> None:
     """Hook the optimizer for this round: call it after the model is loaded and before the first training step.
 
-    `num_steps` is how often optimizer.step() will be called. The loop stays as it is.
+    `num_steps` is how often optimizer.step() will be called. The loop stays as it is, and fedbat_mod ends the round.
     """
     round_ = _ROUND.get()
     if round_ is None:
@@ -80,7 +80,7 @@ def begin(model: nn.Module, optimizer: Optimizer, num_steps: int) -> LocalTraini
             "fedbat.flower.begin was called outside a message that fedbat_mod has seen; add mods=[fedbat_mod] to the "
             "ClientApp, or use fedbat.begin outside Flower"
         )
-    return round_.begin(model, optimizer, num_steps)
+    round_.begin(model, optimizer, num_steps)
 
 
 @dataclass
@@ -89,11 +89,10 @@ class _PlainRound:
 
     local: list[LocalTraining] = field(default_factory=list)
 
-    def begin(self, model: nn.Module, optimizer: Optimizer, num_steps: int) -> LocalTraining:
+    def begin(self, model: nn.Module, optimizer: Optimizer, num_steps: int) -> None:
         if self.local:
             raise MethodError("fedbat.flower.begin was called twice in one round; call it once, with all steps to come")
         self.local.append(self._training(model, optimizer, num_steps))
-        return self.local[0]
 
     def end(self) -> None:
         """Leave the optimizer as it was, whatever happened: an app may keep it."""

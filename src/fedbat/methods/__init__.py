@@ -1,6 +1,7 @@
 """Every method by name. To add one: docs/adding-a-method.md."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from fedbat.errors import ConfigError
 from fedbat.method import Method, check_method
@@ -52,10 +53,10 @@ def method_kind(name: str) -> type[Method]:
     return kind
 
 
-def make_method(name: str, settings: Mapping[str, str] | None = None) -> Method:
-    """The method with settings as text, such as {"rho": "6"}."""
+def make_method(name: str, settings: Mapping[str, Any] | None = None) -> Method:
+    """The method with settings as text or values, such as {"rho": "6"} or {"rho": 6}."""
     kind = method_kind(name)
-    return kind(**parse_settings(kind, dict(settings or {})))
+    return kind(**parse_settings(kind, settings or {}))
 
 
 def method_name(method: Method) -> str:

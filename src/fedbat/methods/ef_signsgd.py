@@ -30,6 +30,11 @@ class EFSignSGD(Method):
 
     kinds = (Kind(Signs),)
 
+    @property
+    def remembers(self) -> bool:
+        """Unless told to forget."""
+        return self.memory
+
     def __post_init__(self) -> None:
         check_choice("scale", self.scale, Scale)
 

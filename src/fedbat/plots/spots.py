@@ -1,7 +1,7 @@
 """Runs as single places: what they reach by what they send, for every downlink."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import zip_longest
+from itertools import cycle, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from fedbat.plots.canvas import bytes_axis, legend_below, log_ticks, new_row, sa
 from fedbat.plots.styles import INK, method_colors
 
 _LEAST_SPAN = 2.0  # of y: two runs that differ by chance must not lie at the ends of the picture
-_DOWN_SHAPES = dict(zip(DOWNLINKS, ("o", "s", "D", "^", "v", "P"), strict=True))
+_DOWN_SHAPES = dict(zip(DOWNLINKS, cycle("osD^vP")))
 
 
 class Spot(NamedTuple):

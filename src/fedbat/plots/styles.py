@@ -65,7 +65,7 @@ def _dashes() -> Iterator[tuple[int, ...]]:
 
 
 def zoom(curves: Iterable[Sequence[float]]) -> tuple[float, float]:
-    """From below where the last method spends its second half, and the first is after a fifth of its rounds.
+    """Limits of y that show every method's second half, and the best one's from a fifth of its rounds on.
 
     The start and single spikes tell little.
     """

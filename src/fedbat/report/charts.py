@@ -64,7 +64,7 @@ def _curve(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _spread(values: Sequence[Sequence[float | None]]) -> dict[str, list[float | None]]:
-    """The mean, and between what it lies if there are several; what a diverged run has no number for is a gap."""
+    """The mean, and the range if there are several runs; None, a gap, where one of them diverged."""
     ways: dict[str, Callable[[Any], float]] = {"mean": fmean}
     if len(values[0]) > 1:
         ways |= {"low": min, "high": max}

@@ -10,10 +10,11 @@ from importlib import resources
 from typing import Any
 
 from fedbat.errors import ConfigError
+from fedbat.experiment import split_of
 from fedbat.provenance import package_version
 from fedbat.report.charts import Style, group_data, styles_of
 from fedbat.report.holdings import Holdings, holdings_of
-from fedbat.report.runs import Group, Run, Series, as_text, flag, group_runs, split_of, title_of
+from fedbat.report.runs import Group, Run, Series, as_text, flag, group_runs, title_of
 from fedbat.report.table import overview
 from fedbat.view import count
 
@@ -141,6 +142,7 @@ def _configurations(group: Group, anchors: Mapping[Run, str]) -> Iterable[str]:
             "recorded in": run.name,
             "status": summary.get("status"),
             **(summary.get("versions") or {}),
+            **{f"{name}.py": digest for name, digest in (summary.get("own") or {}).items()},
             "revision": summary.get("git_revision"),
             **(summary.get("machine") or {}),
             **{f"engine {name}": value for name, value in (summary.get("engine") or {}).items()},

@@ -21,8 +21,8 @@ class Priced:
     costs: Costs | None  # to the target, if it was reached
 
     @property
-    def computing(self) -> str:
-        """Where the seconds of a client's computing are from."""
+    def clock(self) -> str:
+        """Where the seconds that its clients computed are from."""
         measured = is_measured(self.run.record.lines)
         how = "measured client by client" if measured else "an equal share of the median round"
         return f"{how} on {self.run.device or 'an unknown machine'}"
@@ -38,7 +38,6 @@ class Priced:
             "total_bytes_per_client_round": self.run.record.total_bytes,
             "to_target": to_target,
             "seconds_of_mean_round": mean_times(self.times)._asdict(),
-            "computing": self.computing,
         }
 
 
@@ -50,6 +49,7 @@ class PricedGroup:
     link: Link  # with the seconds of computing, if they are alike for all
     target: float
     runs: list[Priced]  # those of the best methods first
+    clock: str  # where the seconds of computing are from
 
     def curves(self) -> dict[str, LinkCurve]:
         """By label, runs that differ in nothing but their seeds as one."""
@@ -59,18 +59,28 @@ class PricedGroup:
     def as_json(self) -> dict[str, Any]:
         """For a file."""
         runs = [priced.as_json() for priced in self.runs]
-        return {"group": title_of(self.group), "link": str(self.link), "target": self.target, "runs": runs}
+        return {
+            "group": title_of(self.group),
+            "link": str(self.link),
+            "computing": self.clock,
+            "target": self.target,
+            "runs": runs,
+        }
 
 
 def price_group(group: Group, link: Link, target: float | None = None) -> PricedGroup:
-    """By default the target is what every run reaches, and all compute as long as the quickest of them: by how much
-    runs differ says more of what else the machine did than of the methods.
+    """By default the target is what every run reaches, and all compute as long as the quickest of them: differences
+    in measured times say more about what else the machine did than about the methods.
     """
-    if link.seconds is None and link.factor is None:
-        link = replace(link, seconds=min(median_computing(run.record.lines) for run in group.runs))
+    given = link.seconds is not None
+    if alike := not given and link.factor is None:
+        link = replace(link, seconds=float(f"{min(median_computing(run.record.lines) for run in group.runs):.3g}"))
     if target is None:
         target = usual_target(run.record.best / 100 for run in group.runs)
-    return PricedGroup(group, link, target, list(_priced(group, link, target)))
+    runs = list(_priced(group, link, target))
+    clocks = "; ".join(dict.fromkeys(run.clock for run in runs))
+    clock = "as given" if given else f"the median client of the quickest run, {clocks}" if alike else clocks
+    return PricedGroup(group, link, target, runs, clock)
 
 
 def _priced(group: Group, link: Link, target: float) -> Iterable[Priced]:

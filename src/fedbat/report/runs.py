@@ -1,7 +1,7 @@
 """Which runs there are, what tells them apart, and which belong together: those on the same clients."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fedbat.downlink import FULL
 from fedbat.errors import DataError
-from fedbat.experiment import variant_of
+from fedbat.experiment import split_of, variant_of
 from fedbat.reproduce.record import Record, load_record
 from fedbat.settings import show
 from fedbat.storage import DRAFT
@@ -143,14 +143,6 @@ def _best_first(runs: Sequence[Run]) -> list[Run]:
     for run in runs:
         best[run.variant] = max(run.record.best, best.get(run.variant, 0.0))
     return sorted(runs, key=lambda run: (-best[run.variant], run.variant, run.config["seed"], run.name))
-
-
-def split_of(config: Mapping[str, Any]) -> str:
-    """How the data was dealt out: dirichlet beta=0.3, labels=3."""
-    kind = config["partition"]
-    used = {name: config[name] for name in ("beta", "labels", "samples") if config.get(name) is not None}
-    named = [f"{name}={as_text(value)}" for name, value in used.items()]
-    return " ".join(named if kind in used else [kind, *named])
 
 
 def title_of(group: Group) -> str:

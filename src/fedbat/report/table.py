@@ -4,8 +4,9 @@ import html
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedbat.experiment import split_of
 from fedbat.report.charts import Style
-from fedbat.report.runs import Group, Run, split_of
+from fedbat.report.runs import Group, Run
 from fedbat.view import megabytes
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedbat.experiment import Experiment
 from fedbat.methods import make_method, method_kind
+from fedbat.records import file_name
 from fedbat.settings import show
 
 _IN_THE_PATH = ("method", "settings", "dataset", "partition", "clients", "seed")
@@ -36,7 +37,7 @@ class Cell:
     def folder(self) -> Path:
         """Where its record lies below the results; different for different configurations."""
         e = self.experiment
-        return Path(e.dataset, f"{e.partition}-n{e.clients}", f"{variant(e)}-seed{e.seed}".replace(":", "."))
+        return Path(*map(file_name, (e.dataset, f"{e.partition}-n{e.clients}", f"{variant(e)}-seed{e.seed}")))
 
 
 def configuration(experiment: Experiment, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:

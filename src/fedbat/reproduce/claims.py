@@ -20,15 +20,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedbat.errors import ConfigError
+from fedbat.reproduce.entries import check_keys, read_toml
 from fedbat.reproduce.estimates import LEVEL, QUANTIFIERS, Estimate, Region, Spread, inside
 from fedbat.reproduce.kinds import KINDS, Case, Column, Shelf
 from fedbat.reproduce.measure import estimate
 from fedbat.reproduce.record import Records
 from fedbat.reproduce.results import Results
-from fedbat.reproduce.tables import Book, read_toml
+from fedbat.reproduce.tables import Book
 from fedbat.reproduce.theory.kinds import TRIAL_KINDS, Choice, TrialCase, trial_cases
 
 FILE = "claims.toml"
+_KNOWN = ("id", "where", "text")  # of every claim
 
 
 class Verdict(StrEnum):
@@ -105,8 +107,11 @@ def load_claims(folder: Path) -> tuple[Claim, ...]:
     """Those of a folder of experiment files; none if it has no file of them."""
     if not (folder / FILE).is_file():
         return ()
-    file = read_toml(folder / FILE)
-    claims = tuple(_claim(entry, file["cells"], folder.parent) for entry in file["claim"])
+    file = check_keys(str(folder / FILE), read_toml(folder / FILE), ["cells", "claim"])
+    claims = tuple(
+        _claim(check_keys(f"{folder / FILE}: a claim", entry, _KNOWN), file["cells"], folder.parent)
+        for entry in file["claim"]
+    )
     if twice := [name for name, count in Counter(claim.id for claim in claims).items() if count > 1]:
         raise ConfigError(f"{folder / FILE}: {', '.join(twice)} twice; give every claim its own id")
     return claims
@@ -156,7 +161,7 @@ def _claim(entry: Mapping[str, Any], grids: Mapping[str, Mapping[str, Sequence[A
             raise ConfigError(f"claim {name!r}: {key} = {left.get(key)!r}, choose from {', '.join(choices)}")
         return left.pop(key)
 
-    known = {key: left.pop(key) for key in ("id", "where", "text")}
+    known = {key: left.pop(key) for key in _KNOWN}
     if "tests" in left:
         for test in left["tests"]:
             _check_test(name, test, root)

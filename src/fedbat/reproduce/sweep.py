@@ -194,8 +194,6 @@ def _ends(cell: Cell, folder: Path, settings: Settings, pace: Pace, say: Callabl
             engine,
             folder,
             engine_facts={
-                "name": type(engine).__name__,
-                "precision": settings.precision,
                 "asked": settings.engine,
                 "device": settings.device,
                 "jobs": str(settings.jobs),

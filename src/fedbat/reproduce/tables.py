@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import itertools
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,7 @@ from fedbat.data.partition import PARTITIONS
 from fedbat.errors import ConfigError
 from fedbat.experiment import Experiment
 from fedbat.reproduce.cells import Cell, canonical
+from fedbat.reproduce.entries import changes_of, check_keys, read_toml
 from fedbat.reproduce.theory.trials import Trial, read_trials
 from fedbat.settings import show
 
@@ -45,14 +45,14 @@ class Protocol:
 
     def experiment(self, point: Point, fixed: Mapping[str, Any], seed: int) -> Experiment:
         """What is run for a point of a grid; a method may carry settings: "fedbat rho=4"."""
-        method, *changes = point["method"].split()
+        method, changes = changes_of(point["method"])
         split = self.partition.get(point["split"], point["split"])
         if split not in PARTITIONS and ":" not in split:
             choices = ", ".join(dict.fromkeys([*self.partition, *PARTITIONS]))
             raise ConfigError(f"unknown split {split!r}; choose from {choices}")
         chosen: dict[str, Any] = {
             "method": method,
-            "settings": {**self.settings.get(method, {}), **dict(change.split("=", 1) for change in changes)},
+            "settings": {**self.settings.get(method, {}), **changes},
             "dataset": point["dataset"],
             "partition": split,
             "clients": int(point["clients"]),
@@ -206,14 +206,22 @@ def load_book(folder: Path, protocol: str = PROTOCOL) -> Book:
     protocols = files.get("protocols", _NO_PROTOCOLS)
     if protocol not in protocols:
         raise ConfigError(f"unknown protocol {protocol!r}; choose from {', '.join(protocols)}")
-    chosen = Protocol(protocol, **({"partition": {}, "model": {}, "settings": {}} | protocols[protocol]))
-    order = tuple(Part(**({"only": {}} | part)) for part in files.get("order", {}).get("part", []))
+    place = f"{folder / 'protocols'}.toml: {protocol}"
+    words: dict[str, Any] = {"partition": {}, "model": {}, "settings": {}}
+    chosen = Protocol(protocol, **words | check_keys(place, protocols[protocol], ["title"], words))
+    order = tuple(
+        Part(**({"only": {}} | check_keys(f"{folder / 'order'}.toml: a part", part, ["table", "seeds"], ["only"])))
+        for part in files.get("order", {}).get("part", [])
+    )
     with_tables = [name for name, file in files.items() if "grid" in file or "trial" in file]
     names = dict.fromkeys([part.table for part in order] + with_tables)
     if missing := names.keys() - files.keys():
         raise ConfigError(f"{folder / 'order.toml'} names {', '.join(missing)}, which is no file there; add it")
     tables = {name: _table(folder, name, files[name], chosen) for name in names}
-    notes = tuple(Note(**note) for note in files.get("notes", {}).get("note", []))
+    notes = tuple(
+        Note(**check_keys(f"{folder / 'notes'}.toml: a note", note, Note._fields, []))
+        for note in files.get("notes", {}).get("note", [])
+    )
     book = Book(folder, tables, order, notes, chosen, files.get("notes", {}).get("data", {}))
     for only in [part.only for part in order] + [note.only for note in notes]:
         book.check(only)
@@ -222,6 +230,7 @@ def load_book(folder: Path, protocol: str = PROTOCOL) -> Book:
 
 def _table(folder: Path, name: str, file: Mapping[str, Any], protocol: Protocol) -> Table:
     place = f"{folder / name}.toml"
+    check_keys(place, file, ["title"])
     if (view := file.get("view", VIEWS[0])) not in VIEWS:
         raise ConfigError(f"{place}: view = {view!r}, choose from {', '.join(VIEWS)}")
     paper = _paper_numbers(folder / "paper" / f"{name}.csv")
@@ -269,11 +278,3 @@ def _key(point: Point) -> tuple[str, ...]:
 
 def _column(row: Row) -> tuple[str, ...]:
     return tuple(row.point[key] for key in ("dataset", "clients", "split"))
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """A file, with its name in what is told of mistakes."""
-    try:
-        return tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} could not be read: {error}") from None

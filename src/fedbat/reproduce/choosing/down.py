@@ -99,9 +99,11 @@ def _for_others(choices: Choices, best: str) -> str:
     if not points or costs_little(points.values()):
         return ""
     method, place = min(points, key=points.__getitem__)
-    wider = [width for width in SNAPSHOTS[: SNAPSHOTS.index(best)] if _points_of_others(choices, width)]
-    enough = [width for width in wider if costs_little(_points_of_others(choices, width).values())]
-    advice = f"`--down {enough[-1]}` costs them as little" if enough else f"a wider one is {NOT_YET} for them"
+    wider = {width: _points_of_others(choices, width) for width in SNAPSHOTS[: SNAPSHOTS.index(best)]}
+    comparable = {width: found for width, found in wider.items() if points.keys() <= found.keys()}
+    enough = [width for width, found in comparable.items() if costs_little(found.values())]
+    none = "no wider one is enough for them, either" if comparable else f"wider ones are {NOT_YET} for all of them"
+    advice = f"`--down {enough[-1]}` costs them as little" if enough else none
     mean, worst = (signed(value) for value in (statistics.fmean(points.values()), points[method, place]))
     lost = f"{mean} points on average, at worst {worst} (`{method}`, {where(place)})"
     return f" Other methods lose more by `--down {best}`: {lost}; {advice}."

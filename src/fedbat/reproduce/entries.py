@@ -1,0 +1,38 @@
+"""What people write into experiment files; mistakes are told with the file's name."""
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fedbat.errors import ConfigError
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A whole file."""
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} could not be read: {error}") from None
+
+
+def check_keys(place: str, entry: Any, needed: Iterable[str], known: Iterable[str] | None = None) -> dict[str, Any]:
+    """The entry, which is a table that has all it needs, and nothing unknown if all that is known is named."""
+    needed = list(needed)
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{place} is {entry!r}, expected a table with {', '.join(needed)}")
+    if missing := [key for key in needed if key not in entry]:
+        raise ConfigError(f"{place} has no {', '.join(missing)}; it needs {', '.join(needed)}")
+    if known is not None and (unknown := sorted(set(entry) - {*needed, *known})):
+        raise ConfigError(
+            f"{place} has {', '.join(unknown)}, expected only {', '.join(dict.fromkeys([*needed, *known]))}"
+        )
+    return entry
+
+
+def changes_of(method: str) -> tuple[str, dict[str, str]]:
+    """A method's name and the settings written after it: "fedbat rho=4"."""
+    name, *changes = method.split()
+    if odd := [change for change in changes if not change.partition("=")[2]]:
+        raise ConfigError(f"method {method!r} has {odd[0]!r}, expected a setting such as rho=6")
+    return name, dict(change.split("=", 1) for change in changes)
