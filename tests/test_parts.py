@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from fedbat.channels import WIDTHS, Channels
 from fedbat.errors import WireError
 from fedbat.levels import Coded, Levels, OddLevels, num_steps, odd_levels
-from fedbat.parts import KINDS, Dense, Reader, Record, Signs, Sparse
+from fedbat.parts import Dense, Reader, Record, Signs, Sparse
+from fedbat.wire import KINDS
 
 LARGEST = torch.finfo(torch.float32).max
 

@@ -17,11 +17,12 @@ from fedbat.method import Forward, Local, Method
 from fedbat.methods.drive import DRIVE
 from fedbat.methods.eden import EDEN
 from fedbat.methods.fedmrn import FedMRN
-from fedbat.parts import KINDS, Reader, Record
+from fedbat.parts import Reader, Record
 from fedbat.rotation import rotate
 from fedbat.seeded_parts import MaskedNoise, RotatedLevels, RotatedSigns
 from fedbat.seeds import uniform
 from fedbat.streams import UniformNoise
+from fedbat.wire import KINDS
 
 CPU = torch.device("cpu")
 VARIANTS = [DRIVE(), DRIVE("mse"), *(EDEN(bits) for bits in (1, 2, 3, 4))]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedbat import packing
 from fedbat.errors import DivergedError, WireError
-from fedbat.parts import KINDS, Part, Reader, Record
+from fedbat.parts import Part, Reader, Record
 
 WIDTHS = (2, 3, 4, 8)
 _FEW = 4  # bits up to which levels are placed where weights are; with more there is room for all of them
@@ -93,9 +93,6 @@ class Channels(Part):
             )
         codes = packing.unpack_codes(reader.take_bits(width * numel, "a tensor's levels"), numel, width)
         return cls(torch.from_numpy(codes), scales, width)
-
-
-KINDS[Channels.KIND] = Channels
 
 
 def num_channels(shape: Sequence[int]) -> int:

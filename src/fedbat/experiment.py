@@ -121,6 +121,12 @@ class Experiment:
         """The partition with its settings, as people are shown it."""
         return split_of(vars(self))
 
+    @property
+    def num_rounds(self) -> int:
+        """`rounds` of an experiment whose defaults are written out."""
+        assert self.rounds is not None
+        return self.rounds
+
     def resolved(self) -> "Experiment":
         """The same experiment with every default written out."""
         spec, scheme = spec_of(self.dataset), scheme_of(self.partition)
@@ -163,6 +169,11 @@ class Federation:
     split: Split  # sample indices per client
     model: nn.Module  # holds the initial weights
     layout: Layout
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the whole model."""
+        return sum(p.numel() for p in self.model.parameters())
 
     def sampled(self, round_: int) -> list[int]:
         """The clients of a round, ascending: uniform without replacement."""

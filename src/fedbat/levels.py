@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedbat import packing
 from fedbat.errors import DivergedError, WireError
-from fedbat.parts import KINDS, Part, Reader, Record, Signs, float_bits, scale_of
+from fedbat.parts import Part, Reader, Record, Signs, float_bits, scale_of
 from fedbat.transfer import sent_to
 
 
@@ -140,9 +140,6 @@ class OddLevels(Coded):
             raise DivergedError(
                 f"step size {step}, expected {top} times it to be finite; the sender's training diverged"
             )
-
-
-KINDS |= {kind.KIND: kind for kind in (Levels, OddLevels)}
 
 
 def odd_levels(codes: Tensor, step: Tensor, width: int) -> Part:

@@ -275,10 +275,6 @@ class Sparse(Part):
         return width, *packing.rice_encode(positions, width)
 
 
-KINDS: dict[int, type[Part]] = {kind.KIND: kind for kind in (Dense, Signs, Sparse)}
-"""Those of this file; levels.py, channels.py and seeded_parts.py (from 16 on) add theirs."""
-
-
 def float_bits(value: Tensor) -> int:
     """A float32 as the record's word."""
     return int.from_bytes(struct.pack("<f", float(value)), "little")

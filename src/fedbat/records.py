@@ -68,7 +68,7 @@ class RunRecord:
     @property
     def finished(self) -> bool:
         """Whether all rounds are done."""
-        return len(self.rounds) == self.federation.experiment.rounds
+        return len(self.rounds) == self.federation.experiment.num_rounds
 
     def add(self, round_: Round) -> None:
         """Append a round; what is on disk stays valid if the process dies right after."""
@@ -236,7 +236,7 @@ def summarize(federation: Federation, rounds: list[Round]) -> dict[str, Any]:
     }
     if not rounds:
         return asked
-    num_parameters = sum(p.numel() for p in federation.model.parameters())
+    num_parameters = federation.num_parameters
     num_compressed = sum(entry.numel for entry in federation.layout.compressed)
     figures = figures_of([round_line(round_) for round_ in rounds], num_parameters, num_compressed)
     whole = whole_bytes(federation.layout)

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedbat import packing, seeds
 from fedbat.channels import gaussian_levels
 from fedbat.errors import DivergedError, WireError
-from fedbat.parts import KINDS, Part, Reader, Record, expect_unused, float_bits, scale_of
+from fedbat.parts import Part, Reader, Record, expect_unused, float_bits, scale_of
 from fedbat.rotation import rotate_back
 
 LARGEST_SCALE = 2.0**64
@@ -183,9 +183,6 @@ class MaskedNoise(OneBit):
         half_width, seed = scale_of(record.word), _take_seed(reader)
         packed = reader.take_bits(numel, "a mask").copy()
         return cls(torch.from_numpy(packed), half_width, seed, numel, bool(record.parameter))
-
-
-KINDS |= {kind.KIND: kind for kind in (RotatedSigns, RotatedLevels, MaskedNoise)}
 
 
 def _take_seed(reader: Reader) -> Tensor:

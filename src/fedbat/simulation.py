@@ -77,12 +77,11 @@ def rounds(
     `state` is the one before round `first`: a run that goes on from any of its states is the run it would have been.
     """
     experiment, layout = federation.experiment, federation.layout
-    assert experiment.rounds is not None
     downlink = DOWNLINKS[experiment.down]
     if downlink.on_any_device:
         state = state._replace(w=_at(engine.home, state.w), average=_at(engine.home, state.average))
     public = state.public or downlink.publish(layout, state.w, None, first)
-    for index in range(first, experiment.rounds):
+    for index in range(first, experiment.num_rounds):
         start = time.perf_counter()
         clients = federation.sampled(index)
         aggregator = Aggregator(federation.method, layout, state.w, public.w)

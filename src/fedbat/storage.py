@@ -54,7 +54,7 @@ def load_tensors(path: Path) -> Tensors:
     """What was saved, bit for bit, in the same memory formats and order."""
     with safe_open(str(path), "pt") as file:
         told = {name: text.rpartition(";") for name, text in file.metadata().items()}
-        names = sorted(told, key=lambda name: int(told[name][0] or 0))  # the first files had no place
+        names = sorted(told, key=lambda name: int(told[name][0]))
         return {name: _reordered(file.get_tensor(name), _dims(told[name][2])) for name in names}
 
 

@@ -25,11 +25,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbat import channels, levels, seeded_parts  # noqa: F401  (their kinds of parts join KINDS)
+from fedbat.channels import Channels
 from fedbat.errors import DivergedError, WireError
 from fedbat.layout import Entry, Layout
+from fedbat.levels import Levels, OddLevels
 from fedbat.packing import num_bytes
-from fedbat.parts import KINDS, Kind, Part, Reader, Record
+from fedbat.parts import Dense, Kind, Part, Reader, Record, Signs, Sparse
+from fedbat.seeded_parts import MaskedNoise, RotatedLevels, RotatedSigns
 from fedbat.streams import Tensors
 
 MAGIC, VERSION = b"FBAT", 1
@@ -37,6 +39,8 @@ _HEADER = struct.Struct("<4sB3xI8sQQ")
 _CHECKSUM = struct.Struct("<I")
 _RECORD = struct.Struct("<BBHI")
 HEADER_BYTES = _HEADER.size + _CHECKSUM.size
+_PARTS = (Dense, Signs, Levels, Sparse, Channels, OddLevels, RotatedSigns, RotatedLevels, MaskedNoise)
+KINDS: dict[int, type[Part]] = {part.KIND: part for part in _PARTS}
 
 
 @dataclass(frozen=True)

@@ -55,9 +55,8 @@ def execute(
     if is_begun(folder) and is_finished(folder):
         return RunRecord.read(folder, federation).rounds
     experiment = federation.experiment
-    assert experiment.rounds is not None
-    num_parameters = sum(p.numel() for p in federation.model.parameters())
-    view = RunView(console, name or experiment.variant, experiment.rounds, experiment.per_round, num_parameters)
+    label, num_rounds = name or experiment.variant, experiment.num_rounds
+    view = RunView(console, label, num_rounds, experiment.per_round, federation.num_parameters)
 
     def begin(record: RunRecord) -> None:
         for line in _changes(record):

@@ -98,7 +98,7 @@ class Compressed(Strategy):
         self._kept = self._frozen if keep_frozen or down == FOLLOW else set()
         self._w: Tensors = {}  # the true model
         self._past: Tensors = {}  # its average
-        self._delivery: Delivery | None = None
+        self._begun: Delivery | None = None
         self._training = uuid4().hex  # names what clients remember on their disks
         self._asked: list[int] = []
 
@@ -124,7 +124,7 @@ class Compressed(Strategy):
         self._begin(tensors_of_record(initial_arrays), saved.get("public", {}))
         before = self._rounds_before
         result = super().start(
-            cast(Grid, SecondTry(grid, self._down.again)), initial_arrays, max(0, num_rounds - before),
+            cast(Grid, SecondTry(grid, self._delivery.again)), initial_arrays, max(0, num_rounds - before),
             self.timeout if timeout is None else timeout, train_config, evaluate_config,
             evaluate_fn and (lambda round_, arrays: evaluate_fn(round_ + before, arrays)),
         )  # fmt: skip
@@ -146,7 +146,7 @@ class Compressed(Strategy):
         """The strategy inside says how many clients and with which settings; the model goes down as one array."""
         round_ = server_round + self._rounds_before
         self._w = tensors_of_record(arrays)
-        if self._delivery is None:  # a loop other than `start`
+        if self._begun is None:  # a loop other than `start`
             self._begin(self._w, {})
         drafts = list(self.strategy.configure_train(round_, self._parameters_of(self._w), config, grid))
         if not drafts:
@@ -163,24 +163,24 @@ class Compressed(Strategy):
                 places = stream(self.seed, "clients", round_ - 1).choice(len(ids), num, replace=False)
                 chosen = [known[ids[place]] for place in sorted(places)]
         self._asked = chosen
-        return self._down.messages(drafts[0], orders, chosen)
+        return self._delivery.messages(drafts[0], orders, chosen)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add what can be added; the round goes on without the rest."""
         round_ = server_round + self._rounds_before
-        heard_of = self._down.heard(replies)
-        uploads, dropped = read_replies(heard_of, self._rules, round_ - 1, self._w, self._nodes.clients)
+        followed = self._delivery.heard(replies)
+        uploads, dropped = read_replies(followed, self._rules, round_ - 1, self._w, self._nodes.clients)
         for drop in dropped:
             log(WARNING, "fedbat: round %s drops the reply of node %s: %s", round_, drop.node, drop.reason)
-        heard = {upload.reply.metadata.src_node_id for upload in uploads} | {drop.node for drop in dropped}
-        missing = [node for node in self._asked if node not in heard]
+        answered = {upload.reply.metadata.src_node_id for upload in uploads} | {drop.node for drop in dropped}
+        missing = [node for node in self._asked if node not in answered]
         for node in missing:
             client = self._nodes.clients.get(node, "of unknown number")
             log(WARNING, "fedbat: round %s goes on without node %s, client %s: no reply", round_, node, client)
         counts = traffic(uploads, dropped)
-        counts |= {"fedbat-missing": len(missing), "fedbat-downlink-bytes": self._down.num_bytes}
+        counts |= {"fedbat-missing": len(missing), "fedbat-downlink-bytes": self._delivery.num_bytes}
         if not uploads:
             log(WARNING, "fedbat: round %s has no upload to add; the model stays as it is", round_)
             return None, MetricRecord(counts)
@@ -188,11 +188,11 @@ class Compressed(Strategy):
             log(INFO, "fedbat: %s needs %s dense models", type(self.strategy).__name__, len(uploads))
             tensors, metrics = self._compare(round_, uploads)
         else:
-            tensors, metrics = self._average(round_, uploads)
+            tensors, metrics = self._mean(round_, uploads)
         self._past = averaged(self._past, tensors, self.average)
-        self._down.go_on(tensors)
+        self._delivery.go_on(tensors)
         if self._checkpoint is not None:
-            models = {"model": tensors, "average": self._past, "public": self._down.sending.to_tensors()}
+            models = {"model": tensors, "average": self._past, "public": self._delivery.sending.to_tensors()}
             self._checkpoint.save(round_, models, self.strategy)
         return record_of_tensors(tensors), MetricRecord(dict(metrics) | counts)
 
@@ -205,16 +205,18 @@ class Compressed(Strategy):
         round_ = server_round + self._rounds_before
         drafts = list(self.strategy.configure_evaluate(round_, arrays, config, grid))
         nodes = [draft.metadata.dst_node_id for draft in drafts]
-        return self._down.messages(drafts[0], self._orders(round_), nodes) if drafts else []
+        return self._delivery.messages(drafts[0], self._orders(round_), nodes) if drafts else []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """As the strategy inside does it."""
-        replies = [reply for reply in self._down.heard(replies) if refusal_in(reply) is None]
+        replies = [reply for reply in self._delivery.heard(replies) if refusal_in(reply) is None]
         for reply in replies:
             if reply.has_content():
                 reply.content.pop(CONFIG, None)
         found = self.strategy.aggregate_evaluate(server_round + self._rounds_before, replies)
-        return None if found is None else MetricRecord(dict(found) | {"fedbat-downlink-bytes": self._down.num_bytes})
+        return (
+            None if found is None else MetricRecord(dict(found) | {"fedbat-downlink-bytes": self._delivery.num_bytes})
+        )
 
     def summary(self) -> None:
         """Log the settings, those of the strategy inside included."""
@@ -231,7 +233,7 @@ class Compressed(Strategy):
     @property
     def received(self) -> ArrayRecord:
         """The model as the next clients get it."""
-        return record_of_tensors(self._down.received)
+        return record_of_tensors(self._delivery.received)
 
     @property
     def averaged(self) -> ArrayRecord | None:
@@ -241,16 +243,16 @@ class Compressed(Strategy):
     def _begin(self, w: Tensors, public: Tensors) -> None:
         manifest = Manifest.of(self._whole, w, self._tied, self._kept)
         sending = SENDING[self.down](manifest.layout, manifest.moving(w), public)
-        self._delivery = Delivery(sending, manifest, self._nodes)
+        self._begun = Delivery(sending, manifest, self._nodes)
 
     @property
-    def _down(self) -> Delivery:
-        if self._delivery is None:
+    def _delivery(self) -> Delivery:
+        if self._begun is None:
             raise ConfigError("there is no model before `start`, which gives the first; ask for it in evaluate_fn")
-        return self._delivery
+        return self._begun
 
     def _orders(self, round_: int) -> Orders:
-        layout, manifest = self._down.sending.layout_text, self._down.manifest
+        layout, manifest = self._delivery.sending.layout_text, self._delivery.manifest
         return Orders(
             round_ - 1, self.method, self.roles, self.seed, self._training, layout, manifest.told_names, manifest.hash
         )
@@ -260,9 +262,9 @@ class Compressed(Strategy):
         return str(cast(Any, self.strategy).weighted_by_key)
 
     def _new_sum(self) -> Aggregator:
-        return Aggregator(self.method, self.layout, self._w, self._down.received)
+        return Aggregator(self.method, self.layout, self._w, self._delivery.received)
 
-    def _average(self, round_: int, uploads: list[Upload]) -> tuple[Tensors, MetricRecord]:
+    def _mean(self, round_: int, uploads: list[Upload]) -> tuple[Tensors, MetricRecord]:
         aggregator = self._new_sum()
         for upload in uploads:
             aggregator.add(upload.payload, upload.weight)

@@ -219,14 +219,13 @@ class _Watch:
 
     def round(self, round_: Round) -> None:
         experiment, now = self._cell.experiment, time.monotonic()
-        assert experiment.rounds is not None
         self._seconds.append(round_.seconds)
         done, per_round = round_.index + 1, statistics.median(self._seconds[1:] or self._seconds)
-        left = (experiment.rounds - done) * per_round
+        left = (experiment.num_rounds - done) * per_round
         if now - self._said > _SAY_EVERY:
             self._said = now
             accuracy = f"accuracy {100 * round_.accuracy:.1f} %"
-            self._say(f"  {self._cell.folder} round {done}/{experiment.rounds}  {accuracy}  {_duration(left)} left")
+            self._say(f"  {self._cell.folder} round {done}/{experiment.num_rounds}  {accuracy}  {_duration(left)} left")
         if len(self._seconds) == _MEASURED and now + left > self._deadline:
             self._pace.observe(vars(experiment), per_round)
             raise _TooSlow
@@ -247,12 +246,11 @@ def _is_recorded(cell: Cell, settings: Settings) -> bool:
 
 
 def _rounds_left(cell: Cell, settings: Settings) -> int:
-    assert cell.experiment.rounds is not None
     folder = settings.work / cell.folder
     try:
-        return cell.experiment.rounds - (int(read_summary(folder)["rounds_done"]) if is_begun(folder) else 0)
+        return cell.experiment.num_rounds - (int(read_summary(folder)["rounds_done"]) if is_begun(folder) else 0)
     except (DataError, KeyError, TypeError, ValueError):  # which is told when the cell's turn comes
-        return cell.experiment.rounds
+        return cell.experiment.num_rounds
 
 
 def _left(cells: Sequence[Cell], pace: Pace, settings: Settings) -> str:
