@@ -12,19 +12,20 @@ from safetensors.torch import load_file
 from scipy.stats import norm
 
 from fedbat import Payload, layout_of
-from fedbat.channels import WIDTHS, Channels, gaussian_levels, levels_of
+from fedbat.averaging import averaged
+from fedbat.channels import WIDTHS, Channels, levels_of
 from fedbat.checkpoint import Checkpoint
 from fedbat.downlink import DOWNLINKS, FOLLOW, FULL, Public, snapshot
 from fedbat.engine import SequentialEngine
 from fedbat.errors import ConfigError, WireError
 from fedbat.experiment import Experiment, prepare
 from fedbat.following import Follower, Leader, follow, message_bytes
+from fedbat.gaussian import gaussian_levels
 from fedbat.layout import tensors_of
 from fedbat.models import build_model
 from fedbat.packing import num_bytes
 from fedbat.parts import Reader, Record
 from fedbat.run import run_recorded
-from fedbat.server import averaged
 from fedbat.simulation import initial_state, rounds
 
 CPU = torch.device("cpu")

@@ -10,6 +10,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 import fedbat
 from fedbat import FedBAT, Payload, layout_of, make_method
+from fedbat.averaging import averaged
 from fedbat.downlink import DOWNLINKS, snapshot
 from fedbat.errors import ConfigError, DataError
 from fedbat.flower import Compressed, fedbat_mod
@@ -17,7 +18,6 @@ from fedbat.flower.records import CONFIG, PUBLIC, tensors_of_record
 from fedbat.flower.sending import SENDING
 from fedbat.following import Follower, Held, Leader, follow, message_bytes
 from fedbat.layout import whole_layout
-from fedbat.server import averaged
 from tests.flower_world import (
     World,
     base,

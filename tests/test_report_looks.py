@@ -10,7 +10,7 @@ from fedbat.report import find_runs, group_runs, render
 from fedbat.report.charts import styles_of
 from fedbat.report.runs import split_of
 from fedbat.run import run_recorded
-from fedbat.view import count
+from fedbat.units import count
 from tests.test_report import SMALL, Reader, browse, needs_browser
 
 PROBE = """<script>

@@ -11,8 +11,8 @@ from torch import nn
 
 from fedbat import begin, make_method
 from fedbat.binarize import straight_through
-from fedbat.channels import gaussian_levels
 from fedbat.errors import WireError
+from fedbat.gaussian import gaussian_levels
 from fedbat.method import Forward, Local, Method
 from fedbat.methods.drive import DRIVE
 from fedbat.methods.eden import EDEN

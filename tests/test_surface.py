@@ -11,7 +11,7 @@ SOURCE = Path(fedbat.__file__).parent
 
 # Each module may import from the layers before its own, never from later ones.
 LAYERS = [
-    {"errors", "figures", "packing", "provenance", "streams"},
+    {"errors", "figures", "gaussian", "packing", "provenance", "streams", "units"},
     {"binarize", "layout", "link", "seeds", "settings", "storage", "transfer"},
     {"lock", "parts", "rotation"},
     {"channels", "levels"},
@@ -22,7 +22,7 @@ LAYERS = [
     {"loops", "methods"},
     {"onepass"},
     {"training"},
-    {"server"},
+    {"averaging", "server"},
     {"data", "models"},
     {"experiment"},
     {"engine"},

@@ -11,16 +11,11 @@ from torch import Tensor
 
 from fedbat import packing
 from fedbat.errors import DivergedError, WireError
+from fedbat.gaussian import gaussian_levels
 from fedbat.parts import Part, Reader, Record
 
 WIDTHS = (2, 3, 4, 8)
 _FEW = 4  # bits up to which levels are placed where weights are; with more there is room for all of them
-_LLOYD_MAX = {  # each level is the mean of its cell, each edge the middle between two; part of the wire format
-    1: [0.797884583],
-    2: [0.452780038, 1.51041758],
-    3: [0.24509418, 0.756005287, 1.34390926, 2.15194559],
-    4: [0.128395036, 0.388048291, 0.656759143, 0.942340434, 1.25623119, 1.6180464, 2.06901717, 2.73258948],
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,13 +98,6 @@ def num_channels(shape: Sequence[int]) -> int:
 def body_bytes(shape: Sequence[int], width: int) -> int:
     """Length of the body of a tensor of this shape."""
     return 4 * num_channels(shape) + packing.num_bytes(width * math.prod(shape))
-
-
-@cache
-def gaussian_levels(width: int, device: torch.device) -> Tensor:
-    """The 2^width levels of Lloyd and Max for the normal law, to which a channel's weights come near, ascending."""
-    positive = torch.tensor(_LLOYD_MAX[width], device=device)
-    return torch.cat([-positive.flip(0), positive])
 
 
 @cache

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedbat.averaging import check_average
 from fedbat.data import (
     MIN_VIRTUAL_SAMPLES,
     Dataset,
@@ -27,7 +28,6 @@ from fedbat.layout import Layout, layout_of
 from fedbat.method import Method
 from fedbat.methods import make_method, method_kind
 from fedbat.models import INITS, build_model, default_init
-from fedbat.server import check_average
 from fedbat.settings import check_types, show
 from fedbat.streams import stream, stream_seed
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fedbat import packing, seeds
-from fedbat.channels import gaussian_levels
 from fedbat.errors import DivergedError, WireError
+from fedbat.gaussian import gaussian_levels
 from fedbat.parts import Part, Reader, Record, expect_unused, float_bits, scale_of
 from fedbat.rotation import rotate_back
 

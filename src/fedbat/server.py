@@ -113,27 +113,6 @@ def _parts_on(device: torch.device, parts: Mapping[str, Part]) -> dict[str, Part
     return {name: replace(part, **moved[name]) for name, part in parts.items()}  # type: ignore[type-var]
 
 
-def averaged(past: Tensors, w: Tensors, weight: float) -> Tensors:
-    """weight * past + (1 - weight) * w, BatchNorm statistics included; counters are the latest. It starts from w.
-
-    Models of half precision have an average in float32: a tenth of what a round changes would be rounded away.
-    """
-    if not weight:
-        return {}
-    return {
-        name: torch.lerp(wide(x), wide(past[name]), weight)
-        if name in past and x.is_floating_point()
-        else wide(x).clone()
-        for name, x in w.items()
-    }
-
-
-def check_average(weight: float) -> None:
-    """Refuse a weight of the past outside [0, 1)."""
-    if not 0 <= weight < 1:
-        raise ConfigError(f"average is {weight}, expected a number from 0 (off) to below 1, such as 0.9")
-
-
 class Server:
     """A model that learns from uploads: `add(raw, weight=num_samples)` each of a round's, then `step()`.
 

@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 import torch
 
+from fedbat.averaging import averaged
 from fedbat.downlink import DOWNLINKS, Public
 from fedbat.engine.base import ClientResult, Engine, Evaluation, Lost
 from fedbat.errors import DivergedError, MethodError, WireError
 from fedbat.experiment import Federation
 from fedbat.layout import tensors_of
 from fedbat.memories import Memories
-from fedbat.server import Aggregator, averaged
+from fedbat.server import Aggregator
 from fedbat.streams import Tensors
 from fedbat.training import LayerReport
 from fedbat.wire import Payload

@@ -10,24 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedbat.simulation import Round
-
-
-def megabytes(num_bytes: float) -> str:
-    """Bytes in MB (few of them in kB), with the digits that matter."""
-    value = num_bytes / 1e6
-    if value < 0.1:
-        return f"{1e3 * value:.3g} kB"
-    return f"{value:.3g} MB" if value < 100 else f"{value:,.0f} MB"
-
-
-def loss(value: float) -> str:
-    """With three decimals, or as 4.8e+32."""
-    return f"{value:.3f}" if abs(value) < 1e4 else f"{value:.1e}"
-
-
-def count(number: int, what: str) -> str:
-    """1 run, 1,000 runs."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+from fedbat.units import loss, megabytes
 
 
 class RunView:

@@ -19,7 +19,8 @@ from fedbat.records import RunRecord, is_begun, is_finished, run_folders, run_na
 from fedbat.run import run_recorded
 from fedbat.simulation import Round
 from fedbat.tracking import TensorBoard, check_board
-from fedbat.view import RunView, count
+from fedbat.units import count
+from fedbat.view import RunView
 
 if TYPE_CHECKING:
     from fedbat.plots import Curve

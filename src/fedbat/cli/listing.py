@@ -28,7 +28,7 @@ from fedbat.experiment import Experiment, prepare
 from fedbat.method import Method
 from fedbat.methods import METHODS, make_method
 from fedbat.settings import settings_of
-from fedbat.view import count
+from fedbat.units import count
 
 
 def methods(

@@ -13,7 +13,7 @@ from fedbat.cli.report import Folders, readable_runs
 from fedbat.errors import ConfigError
 from fedbat.link import Link, mean_times, parse_link
 from fedbat.storage import make_folder, write_text
-from fedbat.view import megabytes
+from fedbat.units import megabytes
 
 if TYPE_CHECKING:
     from fedbat.report import PricedGroup

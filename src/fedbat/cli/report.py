@@ -9,7 +9,7 @@ import typer
 from fedbat.cli.options import check_file, say
 from fedbat.errors import DataError
 from fedbat.storage import write_text
-from fedbat.view import count, megabytes
+from fedbat.units import count, megabytes
 
 if TYPE_CHECKING:
     from fedbat.report import Run

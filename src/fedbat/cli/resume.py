@@ -22,7 +22,7 @@ from fedbat.records import (
     read_summary,
     run_folders,
 )
-from fedbat.view import count
+from fedbat.units import count
 
 EngineName = Annotated[str | None, typer.Option("--engine", help=f"One of {', '.join(ENGINES)}. Default: as before.")]
 PrecisionName = Annotated[str | None, typer.Option("--precision", help="Arithmetic of the layers. Default: as before.")]

@@ -11,7 +11,7 @@ from fedbat.records import summarize
 from fedbat.reproduce.estimates import UNKNOWN, Estimate, own_spread
 from fedbat.reproduce.verdicts import show_interval
 from fedbat.simulation import Round
-from fedbat.view import megabytes
+from fedbat.units import megabytes
 
 Done = tuple[Federation, list[Round]]
 _FEW = 20  # rounds: the last ten of fewer would reach back to where the model had hardly begun to learn

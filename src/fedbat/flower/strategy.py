@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
 
+from fedbat.averaging import averaged, check_average
 from fedbat.downlink import FOLLOW, FULL, check_downlink
 from fedbat.errors import ConfigError
 from fedbat.flower.checkpoint import ServerCheckpoint
@@ -32,7 +33,7 @@ from fedbat.flower.uploads import Rules, Upload, read_replies, traffic
 from fedbat.layout import Role, layout_of, tied_names, whole_layout
 from fedbat.method import Method
 from fedbat.methods import method_name
-from fedbat.server import Aggregator, averaged, check_average
+from fedbat.server import Aggregator
 from fedbat.streams import Tensors, stream
 
 

@@ -17,7 +17,7 @@ from typing import Annotated
 import torch
 
 from fedbat.binarize import inner
-from fedbat.channels import gaussian_levels
+from fedbat.gaussian import gaussian_levels
 from fedbat.method import Local, Method
 from fedbat.methods.drive import DRIVE, unbiased_scale
 from fedbat.parts import Kind, Part

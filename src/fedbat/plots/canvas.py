@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from fedbat.plots.styles import INK, PALE, RunStyle
-from fedbat.view import megabytes
+from fedbat.units import megabytes
 
 
 def new_figure(

@@ -16,7 +16,7 @@ from fedbat.report.charts import Style, group_data, styles_of
 from fedbat.report.holdings import Holdings, holdings_of
 from fedbat.report.runs import Group, Run, Series, as_text, flag, group_runs, title_of
 from fedbat.report.table import overview
-from fedbat.view import count
+from fedbat.units import count
 
 _CHARTS = (
     ("accuracy", "round", "Test accuracy by round"),

@@ -13,7 +13,7 @@ from fedbat.experiment import split_of, variant_of
 from fedbat.reproduce.record import Record, load_record
 from fedbat.settings import show
 from fedbat.storage import DRAFT
-from fedbat.view import count
+from fedbat.units import count
 
 SPLIT = ("dataset", "partition", "beta", "labels", "samples", "clients", "partition_seed")  # who holds what
 _NEVER_IN_A_LABEL = (*SPLIT, "method", "settings", "down")  # the last three are in the variant

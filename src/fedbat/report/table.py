@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from fedbat.experiment import split_of
 from fedbat.report.charts import Style
 from fedbat.report.runs import Group, Run
-from fedbat.view import megabytes
+from fedbat.units import megabytes
 
 
 class _Column(NamedTuple):
