@@ -1,4 +1,4 @@
-"""A weight tensor in a few bits, one scale for each output channel: how a model goes down to the clients."""
+"""A weight tensor in a few bits with one scale per output channel: how snapshots go down to the clients."""
 
 import math
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from fedbat.errors import DivergedError, WireError
 from fedbat.parts import KINDS, Part, Reader, Record
 
 WIDTHS = (2, 3, 4, 8)
-_FEW = 4  # bits up to which levels are placed where weights are; with more there is room for all of them
-_LLOYD_MAX = {  # each level is the mean of its cell, each edge the middle between two; part of the wire format
+_FEW = 4  # up to this many bits, levels are placed where most weights are; with more, evenly over the whole range
+_LLOYD_MAX = {  # each level is the mean of its cell, each edge midway between two levels; part of the wire format
     1: [0.797884583],
     2: [0.452780038, 1.51041758],
     3: [0.24509418, 0.756005287, 1.34390926, 2.15194559],
@@ -25,7 +25,7 @@ _LLOYD_MAX = {  # each level is the mean of its cell, each edge the middle betwe
 
 @dataclass(frozen=True, eq=False)
 class Channels(Part):
-    """scale[channel] * level[code]: `width` bits a value and one float32 for each channel (the first dimension)."""
+    """scale[channel] * level[code]: `width` bits per value and one float32 per channel (the first dimension)."""
 
     codes: Tensor  # uint8 [numel]
     scales: Tensor  # float32 [channels]
@@ -34,9 +34,9 @@ class Channels(Part):
 
     @classmethod
     def of(cls, x: Tensor, width: int) -> Self:
-        """The nearest levels, with the scales that fit them best in the least-squares sense.
+        """The nearest levels; with few bits, the scales that fit them best in the least-squares sense.
 
-        A scale that makes the largest weight fit, as with many bits, would waste levels on a few outliers.
+        With many bits, a scale makes the largest weight fit; with few, that would waste levels on outliers.
         """
         if not x.numel():
             return cls(x.new_empty(0, dtype=torch.uint8), x.new_empty(0, dtype=torch.float32), width)
@@ -77,7 +77,7 @@ class Channels(Part):
 
     @classmethod
     def parse(cls, record: Record, numel: int, reader: Reader) -> Self:
-        """As many values in each channel, every one of them a finite number."""
+        """Read a part; every channel has equally many values, and all of them are finite."""
         width, channels = record.parameter, record.word
         fits = numel % channels == 0 if 0 < channels <= numel else channels == numel
         if width not in WIDTHS or not fits:
@@ -99,7 +99,7 @@ KINDS[Channels.KIND] = Channels
 
 
 def num_channels(shape: Sequence[int]) -> int:
-    """How many slices of a tensor have a scale of their own: its first dimension, or one for a vector."""
+    """The number of slices with a scale of their own: the first dimension, 1 for a vector, 0 for an empty tensor."""
     return (shape[0] if len(shape) > 1 else 1) if math.prod(shape) else 0
 
 
@@ -110,14 +110,14 @@ def body_bytes(shape: Sequence[int], width: int) -> int:
 
 @cache
 def gaussian_levels(width: int, device: torch.device) -> Tensor:
-    """The 2^width levels of Lloyd and Max for the normal law, to which a channel's weights come near, ascending."""
+    """The 2^width Lloyd-Max levels of the normal distribution, which a channel's weights roughly follow, ascending."""
     positive = torch.tensor(_LLOYD_MAX[width], device=device)
     return torch.cat([-positive.flip(0), positive])
 
 
 @cache
 def levels_of(width: int, device: torch.device) -> Tensor:
-    """2^width levels: a few where weights are, many evenly from -1 to 1."""
+    """2^width levels: if few, those of the normal distribution; if many, evenly spaced from -1 to 1."""
     if width <= _FEW:
         return gaussian_levels(width, device)
     top = (1 << width) - 1
@@ -125,5 +125,5 @@ def levels_of(width: int, device: torch.device) -> Tensor:
 
 
 def _divisor(scales: Tensor) -> Tensor:
-    """A channel of zeros has scale 0."""
+    """The scales, with 1 in place of the 0 of a channel of zeros."""
     return torch.where(scales > 0, scales, 1.0)

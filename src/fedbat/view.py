@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live line in a terminal, plain lines elsewhere."""
+"""What a person sees during a run: a live line in a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from fedbat.simulation import Round
 
 
 def megabytes(num_bytes: float) -> str:
-    """Bytes in MB (few of them in kB), with the digits that matter."""
+    """Bytes in MB (in kB if there are few), with the digits that matter."""
     value = num_bytes / 1e6
     if value < 0.1:
         return f"{1e3 * value:.3g} kB"
@@ -21,12 +21,12 @@ def megabytes(num_bytes: float) -> str:
 
 
 def loss(value: float) -> str:
-    """With three decimals, or as 4.8e+32."""
+    """A loss with three decimals, or as 4.8e+32."""
     return f"{value:.3f}" if abs(value) < 1e4 else f"{value:.1e}"
 
 
 def count(number: int, what: str) -> str:
-    """1 run, 1,000 runs."""
+    """A number with its noun: 1 run, 1,000 runs."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
@@ -76,7 +76,7 @@ class RunView:
         if not self.console.is_terminal:
             pace = (time.perf_counter() - self._start) / (done - self._before)
             left = pace * (self.num_rounds - done)
-            more = f"  {left:.0f} s left" if done - self._before > 1 else ""  # the first round also starts things up
+            more = f"  {left:.0f} s left" if done - self._before > 1 else ""  # the first one also starts things up
             self.console.print(f"{self.label}  {figures}{more}", soft_wrap=True, highlight=False)
 
     def __enter__(self) -> Self:
