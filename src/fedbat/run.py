@@ -77,7 +77,7 @@ def run_recorded(
 def _opened(
     federation: Federation, folder: Path, place: Path, budget: float, engine: Mapping[str, str | None] | None
 ) -> tuple[RunRecord, Checkpoint]:
-    """The record to add to and the checkpoint to go on from, both existing or both new."""
+    """The record to add to and the checkpoint to go on from, existing or new."""
     if is_begun(folder):
         _check_same(federation, folder)
         record = RunRecord.read(folder, federation)

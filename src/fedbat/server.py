@@ -1,4 +1,4 @@
-"""The server's side of a round: decode an upload, add it, forget it. Memory does not grow with their number."""
+"""The server's side of a round: decode one upload, add it, forget it. More clients take no more memory."""
 
 import math
 from collections.abc import Iterable, Mapping

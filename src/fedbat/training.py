@@ -282,7 +282,7 @@ def _marks(parameters: Mapping[str, nn.Parameter]) -> list[tuple[int, int]]:
 
 
 def _check_parts(method: Method, parts: Mapping[str, Part], w: Tensors) -> None:
-    """Refuse what every server would refuse, so that the method's author hears of it here."""
+    """Refuse missing parts and unlisted types of parts, so the method's author learns of it before a server does."""
     who, kinds = f"{type(method).__name__}.encode", " or ".join(map(str, method.kinds))
     if parts.keys() != w.keys():
         raise MethodError(f"{who} gave parts for {list(parts)}, expected one for each of {list(w)}")

@@ -1,4 +1,4 @@
-"""What the commands that run something share: a live view beside the run, a table and a picture after it."""
+"""What the commands that run something share: a live view during the run, a table and a picture after it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -107,7 +107,7 @@ def _tracker(how: RunOptions, folder: Path, whole: Path | None) -> AbstractConte
 
 
 def check_trackers(federations: list[Federation], folder: Path, how: RunOptions) -> None:
-    """Refuse, before the first run begins, a comparison of which a run cannot be logged."""
+    """Refuse a comparison with a run that cannot be logged, before its first run begins."""
     for run in run_folders(folder, [federation.experiment for federation in federations]):
         _tracker(how, run, folder)
 

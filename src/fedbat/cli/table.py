@@ -117,7 +117,7 @@ _NONE = "–"
 
 
 def _late(done: Sequence[Done]) -> tuple[str, slice]:
-    """The rounds that tell how a run ended, preceded by what they are called."""
+    """What the rounds that tell how a run ended are called, and which they are."""
     if min(len(found) for _, found in done) < _FEW:
         return "final", slice(-1, None)
     return "last 10", slice(-10, None)

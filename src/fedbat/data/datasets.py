@@ -115,7 +115,7 @@ def load_dataset(name: str, root: Path | None = None) -> Dataset:
 
 @cache
 def _own(name: str) -> Dataset:
-    """What `package.module:function` returns, made once."""
+    """The data set that `package.module:function` returns, made once."""
     check_dataset(name)
     try:
         made = imported(name)()

@@ -14,7 +14,7 @@ from fedbat.engine.launch import launch
 from fedbat.engine.stems import is_plain
 
 _CHANNELS = 32  # or a multiple
-_PROGRAMS = 36  # at least so many of one client share the sums for filters; ten clients at a time fill the card
+_PROGRAMS = 36  # at least this many of one client share the sums for filters; ten clients at a time fill the card
 _BLOCK = 1024
 _ROOM = 200 << 10  # bytes of shared memory, more than any kernel here takes; small cards have half as much
 

@@ -18,7 +18,7 @@ from fedbat.models.norm import BatchNormReLU
 # Every tile has the same shape, and only a few numbers of tiles occur, as each is compiled anew.
 _CHANNELS, _ROWS = 32, 128  # of a tile
 _SHAPE = {"ROWS": _ROWS, "CHANNELS": _CHANNELS}
-_PARTS = 128  # at most so many share the sums over an activation's rows; ten clients at a time fill the card
+_PARTS = 128  # at most this many share the sums over an activation's rows; ten clients at a time fill the card
 
 
 def fuse_norms(model: nn.Module) -> None:

@@ -22,7 +22,7 @@ from fedbat.errors import FedbatError
 
 _LOG = logging.getLogger(__name__)
 _SPAWN = get_context("spawn")
-_STILLBORN = 3  # so many processes in a row may die at startup, in the place of one that was once ready
+_STILLBORN = 3  # this many processes in a row may die at startup, in place of one that was once ready
 _WINDOW = 8  # tasks per worker within which one may overtake another; results that are early wait in memory
 
 

@@ -1,4 +1,4 @@
-"""How the model gets to the nodes: each is sent what it needs, and is sent it once more in a round if it refuses."""
+"""How the model gets to the nodes: each is sent what it needs, and once more in the same round if it refuses that."""
 
 from collections.abc import Callable, Iterable
 from logging import INFO

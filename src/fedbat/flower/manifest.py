@@ -51,7 +51,7 @@ class Manifest:
 
 
 def whole_of(names: Mapping[str, str], tensors: Tensors) -> Tensors:
-    """A whole model in its order, from the tensors that came; if no names were told, those are all of it."""
+    """A whole model in its order, from the tensors that arrived; without `names`, those are all of it."""
     if missing := set(names.values()) - tensors.keys():
         raise WireError(f"the model that arrived has no {', '.join(sorted(missing))}; was it sent by fedbat?")
     return {name: tensors[source] for name, source in names.items()} if names else tensors

@@ -15,7 +15,7 @@ from fedbat.following import Held
 
 
 class Question(NamedTuple):
-    """What nodes that are not known yet are asked."""
+    """The question that nodes are asked if they are not known yet."""
 
     content: RecordDict
     message_type: str  # the same as of the strategy's own messages, for which clients have a function

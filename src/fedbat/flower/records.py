@@ -1,4 +1,4 @@
-"""What travels in Flower's messages: one raw array in each direction, and a few settings beside it.
+"""What travels in Flower's messages: a raw array in each direction (frozen tensors add one down), and a few settings.
 
 The arrays have types of their own (`stype`), so that a strategy or a mod that does not know them fails instead of
 averaging packed bytes. A whole model is sent as safetensors, which say which tensors they hold; in a few bits, it is

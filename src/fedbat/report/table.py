@@ -27,7 +27,7 @@ def _figure(name: str) -> Callable[[Run], Any]:
 
 
 def _saved_up(run: Run) -> float:
-    """How many times less goes up; the first records do not say, but there all parameters were float32."""
+    """How many times less goes up than in float32; the first records only have the bits per parameter."""
     summary = run.record.summary
     return float(summary.get("uplink_saving", 32 / summary["bits_per_parameter"]))
 

@@ -25,7 +25,7 @@ class Cell:
 
     @cached_property
     def identity(self) -> str:
-        """The same for equal configurations, however they were written."""
+        """A hash that is the same for equal configurations, however they were written."""
         return identity(configuration(self.experiment))
 
     @cached_property
@@ -74,7 +74,7 @@ def fewest(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def canonical(experiment: Experiment) -> Experiment:
-    """The same experiment with defaults written out, except that of the settings only those that differ are kept."""
+    """The same experiment with defaults written out, but only those method settings that differ from theirs."""
     resolved = experiment.resolved()
     kind, settings = method_kind(resolved.method), make_method(resolved.method, resolved.settings).settings()
     changed = {name: show(value) for name, value in settings.items() if value != kind().settings()[name]}

@@ -1,4 +1,4 @@
-"""Records beside the paper's numbers: means over seeds, differences, and which method is ahead of which."""
+"""Records compared with the paper's numbers: means over seeds, differences, and which method is ahead of which."""
 
 import itertools
 import statistics
