@@ -8,9 +8,10 @@ from fedbat.training import wide
 
 
 def averaged(past: Tensors, w: Tensors, weight: float) -> Tensors:
-    """weight * past + (1 - weight) * w, BatchNorm statistics included; counters are the latest. It starts from w.
+    """weight * past + (1 - weight) * w, including BatchNorm statistics; counters are the latest. It starts from w.
 
-    Models of half precision have an average in float32: a tenth of what a round changes would be rounded away.
+    Half-precision models have an average in float32: otherwise a tenth of a round's change would be rounded away.
+    With weight 0 no average is kept: {}.
     """
     if not weight:
         return {}

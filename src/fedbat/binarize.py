@@ -3,8 +3,8 @@
 Notation: `m` is a layer's update (trained weights minus received ones), `alpha` its step size, `u` noise ~ U(0, 1)
 of m's shape. Nothing here draws random numbers.
 
-With `bits` = b > 1, which the paper does not have, S is one of the 2^b odd multiples of alpha up to its reach
-R = (2^b - 1) alpha: inside, one of m's two neighbours at random, so that E[S] = m; beyond, +-R.
+For `bits` = b > 1, which is not in the paper, S is one of the 2^b odd multiples of alpha up to its reach
+R = (2^b - 1) alpha: where |m| <= R, one of m's two neighbors at random, so that E[S] = m; beyond, +-R.
 """
 
 import math
@@ -27,12 +27,12 @@ def stochastic_sign(m: Tensor, alpha: Tensor, u: Tensor) -> Tensor:
 
 
 def stochastic_codes(m: Tensor, alpha: Tensor, u: Tensor, bits: int = 1) -> Tensor:
-    """Which of the 2^bits levels S is, counted from below; booleans for one bit."""
+    """The index of S among the 2^bits levels, counted from the lowest; booleans for one bit."""
     return stochastic_sign(m, alpha, u) if bits == 1 else _cell(m, alpha, u, bits) + (1 << bits - 1)
 
 
 def codes_of(s: Tensor, alpha: Tensor, bits: int = 1) -> Tensor:
-    """The same of an S that was drawn before."""
+    """The codes of an S that has already been drawn."""
     return s > 0 if bits == 1 else torch.round(s / (2 * _divisor(alpha)) + ((1 << bits - 1) - 0.5))
 
 
@@ -46,10 +46,10 @@ def binarize(m: Tensor, alpha: Tensor, u: Tensor, bits: int = 1) -> Tensor:
 
 
 def binarize_forward(m: Tensor, alpha: Tensor, u: Tensor, bits: int = 1) -> Tensor:
-    """S(m, alpha) without gradients: alpha with the stochastic sign, or as often as the stochastic code says."""
+    """S(m, alpha) without gradients: alpha with a stochastic sign or, with more bits, times a stochastic odd number."""
     if bits == 1:
         # Float arithmetic throughout: on a CPU this is ten times faster than a comparison and torch.where.
-        # alpha = 0 needs no care: only the sign of 0/0 would count, and S = 0 has none.
+        # alpha = 0 needs no special case: only the sign of 0/0 would matter, and S = 0 has none.
         return torch.copysign(alpha, _margin(m, alpha, u))
     return _cell(m, alpha, u, bits).add_(0.5).mul_(2 * alpha)
 
@@ -58,7 +58,7 @@ def binarize_backward(m: Tensor, alpha: Tensor, s: Tensor, grad: Tensor, bits: i
     """Gradients (dL/dm, alpha * dL/dalpha) of s = S(m, alpha) from grad = dL/ds: Eq. 8-9 in closed form.
 
     dS/dalpha is s/alpha outside and s/alpha - m/alpha inside, so alpha * dL/dalpha = <grad, s> - <dL/dm, m>:
-    two inner products over the layer and no division, hence right at alpha = 0 too.
+    two inner products over the layer and no division, so it also holds at alpha = 0.
     """
     grad_m = _where_inside(m, reach(alpha, bits), grad)
     return grad_m, (inner(grad, s) - inner(grad_m, m)).to(m.dtype)
@@ -74,12 +74,12 @@ def step_size(
 ) -> tuple[Tensor, Tensor]:
     """alpha = alpha' exp(rho alpha_e) (Eq. 10) within `bounds`, and its pace d log alpha / d alpha_e.
 
-    alpha' = 0 means "not set yet" and gives alpha = 0 whatever the bounds. Where a bound holds alpha, the
-    derivative is 0, as in the authors' clamp.
+    alpha' = 0 means "not set yet" and gives alpha = 0 regardless of the bounds. Where a bound clamps alpha, the
+    derivative is 0, as in the authors' code.
     """
     raw = alpha_prime * torch.exp(rho * alpha_e)
     alpha = raw if bounds is None else raw.clamp(*bounds) * (alpha_prime > 0)
-    return alpha, rho * (alpha == raw).to(alpha.dtype)  # whatever torch's default type
+    return alpha, rho * (alpha == raw).to(alpha.dtype)  # whatever torch's default dtype is
 
 
 def mean_abs(m: Tensor) -> Tensor:
@@ -93,17 +93,17 @@ def mean_abs(m: Tensor) -> Tensor:
 def inf_norm(m: Tensor) -> Tensor:
     """||m||_inf, in one pass."""
     low, high = m.aminmax()
-    return torch.maximum(-low, high).abs()  # of zeros it would be -0, which is no step size
+    return torch.maximum(-low, high).abs()  # for zeros the maximum may be -0, which is not a valid step size
 
 
 def moved(m: Tensor) -> Tensor:
-    """1 for a layer that has moved, 0 for one that has not, NaN where training diverged: times a given step size."""
+    """1 for a layer that has moved, 0 for one that has not, NaN if training diverged: it scales a fixed step size."""
     largest = inf_norm(m) if m.numel() else m.new_zeros(())
     return torch.where(largest == 0, largest, largest / largest)
 
 
 def sign_or_coin(m: Tensor, u: Tensor) -> Tensor:
-    """True where m > 0; exact zeros toss a coin, so that dead weights do not drift in one direction."""
+    """True where m > 0; a coin is tossed for exact zeros, so that dead weights do not drift in one direction."""
     return (m > 0) | ((m == 0) & (u < 0.5))
 
 
@@ -114,7 +114,7 @@ def stochastic_levels(m: Tensor, scale: Tensor, num_steps: int, u: Tensor) -> Te
 
 
 def num_kept(numel: int, share: float) -> int:
-    """How many of `numel` entries a share of them is: rounded up, so that no layer is emptied."""
+    """The number of entries in a share of `numel`, rounded up so that no layer is emptied."""
     # The small slack keeps (1 - 0.97) * 100 = 3.0000000000000027 from becoming 4.
     return min(numel, math.ceil(share * numel * (1 - 1e-12)))
 
@@ -134,7 +134,7 @@ def keep_top(x: Tensor, share: float) -> Tensor:
 
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
-    """<a, b> over all entries; on GPUs in float64, so that no kernel's order of summing shows in float32."""
+    """<a, b> over all entries; on GPUs in float64, so that a kernel's order of summation does not show in float32."""
     x, y = _in_storage_order(a, b)
     return torch.dot(x, y) if x.device.type == "cpu" else torch.dot(x.double(), y.double())
 
@@ -143,23 +143,23 @@ def _where_inside(m: Tensor, limit: Tensor, grad: Tensor) -> Tensor:
     """`grad` where |m| <= limit, else 0."""
     if m.device.type != "cpu":
         return m.abs().le_(limit).mul_(grad)
-    # What clipping to +-edge makes of grad: one pass, but a GPU would have to wait for the number.
+    # The backward pass of clipping to +-edge: a single pass, but on a GPU it would have to wait for `edge`.
     edge = _beyond(limit)
     clipped: Tensor = torch.ops.aten.hardtanh_backward.default(grad, m, -edge, edge)
     return clipped
 
 
 def _beyond(limit: Tensor) -> float:
-    """The least number beyond `limit` in its own precision; beyond 0 tiny, as denormals may be flushed to 0."""
+    """The smallest number above `limit` in its own precision, at least `_TINY`: denormals may be flushed to 0."""
     value = limit.item()
     if limit.dtype == torch.float32:
-        # Between half a step and one and a half, so that rounding it to float32 gives the next number.
+        # Adds between half an ulp and one and a half, so that rounding to float32 gives the next number.
         return max(value * (1 + 0.75 * 2**-23), _TINY)
     return max(math.nextafter(value, math.inf), _TINY)
 
 
 def _in_storage_order(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Both flat, in the order in which `a` lies in memory: no copies for channels_last tensors."""
+    """Both tensors flattened in the memory order of `a`, without copies for channels_last tensors."""
     if a.stride() == b.stride() and a.is_contiguous(memory_format=_format_of(a)):
         size = (a.numel(),)
         return a.as_strided(size, (1,)), b.as_strided(size, (1,))
@@ -172,8 +172,8 @@ def _format_of(x: Tensor) -> torch.memory_format:
 
 
 def _cell(m: Tensor, alpha: Tensor, u: Tensor, bits: int) -> Tensor:
-    """k of S = (2 k + 1) alpha."""
-    # Half the margin is the upper neighbour's: its whole part counts the steps of 2 alpha between zero and S.
+    """The integer k for which S = (2 k + 1) alpha."""
+    # k is the floor of half the margin: the number of steps of 2 alpha by which S lies above alpha.
     half = 1 << bits - 1
     return _margin(m, _divisor(alpha), u).mul_(0.5).floor_().clamp_(-half, half - 1)
 
@@ -181,7 +181,7 @@ def _cell(m: Tensor, alpha: Tensor, u: Tensor, bits: int) -> Tensor:
 def _margin(m: Tensor, alpha: Tensor, u: Tensor) -> Tensor:
     """m / alpha + 1 - 2 u: twice the probability of +1 before clipping, less twice the noise."""
     # Divide, don't multiply by 1/alpha: a correctly rounded m/alpha >= 1 makes m > alpha certain, as Eq. 6 says.
-    # 1 - 2 u is exact and a quotient cannot be fused with a sum: every device finds the same bits.
+    # 1 - 2 u is exact and a quotient cannot be fused with a sum, so every device computes the same bits.
     margin = torch.rsub(u, 1, alpha=2).to(m.dtype)  # noise is float32, whatever the model is
     return margin.addcdiv_(m, alpha)
 

@@ -1,4 +1,4 @@
-"""A weight tensor in a few bits, one scale for each output channel: how a model goes down to the clients."""
+"""A weight tensor in a few bits with one scale per output channel: how snapshots go down to the clients."""
 
 import math
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from fedbat.gaussian import gaussian_levels
 from fedbat.parts import Part, Reader, Record
 
 WIDTHS = (2, 3, 4, 8)
-_FEW = 4  # bits up to which levels are placed where weights are; with more there is room for all of them
+_FEW = 4  # up to this many bits, levels are placed where most weights are; with more, evenly over the whole range
 
 
 @dataclass(frozen=True, eq=False)
 class Channels(Part):
-    """scale[channel] * level[code]: `width` bits a value and one float32 for each channel (the first dimension)."""
+    """scale[channel] * level[code]: `width` bits per value and one float32 per channel (the first dimension)."""
 
     codes: Tensor  # uint8 [numel]
     scales: Tensor  # float32 [channels]
@@ -29,9 +29,9 @@ class Channels(Part):
 
     @classmethod
     def of(cls, x: Tensor, width: int) -> Self:
-        """The nearest levels, with the scales that fit them best in the least-squares sense.
+        """The nearest levels; with few bits, the scales that fit them best in the least-squares sense.
 
-        A scale that makes the largest weight fit, as with many bits, would waste levels on a few outliers.
+        With many bits, a scale makes the largest weight fit; with few, that would waste levels on outliers.
         """
         if not x.numel():
             return cls(x.new_empty(0, dtype=torch.uint8), x.new_empty(0, dtype=torch.float32), width)
@@ -72,7 +72,7 @@ class Channels(Part):
 
     @classmethod
     def parse(cls, record: Record, numel: int, reader: Reader) -> Self:
-        """As many values in each channel, every one of them a finite number."""
+        """Read a part; every channel has equally many values, and all of them are finite."""
         width, channels = record.parameter, record.word
         fits = numel % channels == 0 if 0 < channels <= numel else channels == numel
         if width not in WIDTHS or not fits:
@@ -91,7 +91,7 @@ class Channels(Part):
 
 
 def num_channels(shape: Sequence[int]) -> int:
-    """How many slices of a tensor have a scale of their own: its first dimension, or one for a vector."""
+    """The number of slices with a scale of their own: the first dimension, 1 for a vector, 0 for an empty tensor."""
     return (shape[0] if len(shape) > 1 else 1) if math.prod(shape) else 0
 
 
@@ -102,7 +102,7 @@ def body_bytes(shape: Sequence[int], width: int) -> int:
 
 @cache
 def levels_of(width: int, device: torch.device) -> Tensor:
-    """2^width levels: a few where weights are, many evenly from -1 to 1."""
+    """2^width levels: if few, those of the normal distribution; if many, evenly spaced from -1 to 1."""
     if width <= _FEW:
         return gaussian_levels(width, device)
     top = (1 << width) - 1
@@ -110,5 +110,5 @@ def levels_of(width: int, device: torch.device) -> Tensor:
 
 
 def _divisor(scales: Tensor) -> Tensor:
-    """A channel of zeros has scale 0."""
+    """The scales, with 1 in place of the 0 of a channel of zeros."""
     return torch.where(scales > 0, scales, 1.0)

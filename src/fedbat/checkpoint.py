@@ -1,4 +1,4 @@
-"""Where a run's state waits to be continued. Whole at every moment, however the process ends (but not the machine).
+"""A run's state on disk, to continue from. Complete at every moment, however the process (not the machine) ends.
 
 checkpoint.json            the next round, and which of the other files belong to it; replacing it is the commit
 w-ROUND.safetensors        the global tensors before that round, their average if one is kept, the public ones
@@ -21,13 +21,13 @@ from fedbat.streams import Tensors
 
 
 class Checkpoint(NamedTuple):
-    """A state, and the round that comes next (from 0)."""
+    """A state, and the round that comes next (counted from 0)."""
 
     next_round: int
     state: State
 
     def save(self, folder: Path) -> None:
-        """Replace the checkpoint in this folder; of the memories only those that changed are written."""
+        """Replace the checkpoint in this folder; only memories that changed are written."""
         w = f"w-{self.next_round}.safetensors"
         folder.mkdir(parents=True, exist_ok=True)
         public = self.state.public
@@ -47,7 +47,7 @@ class Checkpoint(NamedTuple):
 
     @classmethod
     def load(cls, folder: Path, budget: float = float("inf")) -> "Checkpoint":
-        """The checkpoint in this folder; memories come into RAM when they are used, up to `budget` bytes."""
+        """The checkpoint in this folder; memories are read when they are used, and up to `budget` bytes stay in RAM."""
         try:
             index = json.loads((folder / "checkpoint.json").read_text())
             saved = {int(client): int(number) for client, number in index["memories"].items()}
@@ -74,10 +74,10 @@ class Checkpoint(NamedTuple):
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether there is one to load."""
+    """Whether this folder holds a checkpoint to load."""
     return (folder / "checkpoint.json").is_file()
 
 
 def remove_checkpoint(folder: Path) -> None:
-    """Once a run is finished nobody needs it."""
+    """Delete the checkpoint, which a finished run no longer needs."""
     shutil.rmtree(folder, ignore_errors=True)

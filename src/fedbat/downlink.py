@@ -1,7 +1,7 @@
-"""What goes down to the clients of a round: the global model, a snapshot in a few bits, or what it has changed by.
+"""What goes down to the clients of a round: the whole model, a snapshot in a few bits, or its changes (following).
 
-In all but the first the server keeps the true model w and adds the updates to that, so what a quantizer drops is never
-lost.
+In all cases but the first, the server keeps the true model w and adds the updates to it, so nothing that a quantizer
+drops is lost.
 """
 
 from abc import ABC, abstractmethod
@@ -23,20 +23,20 @@ class Public(NamedTuple):
 
     w: Tensors
     num_bytes: int  # of the message that brings it, or brings it up to date, as packed
-    versions: Mapping[int, int] = {}  # the last version of a followed model that each client has had, by client
+    versions: Mapping[int, int] = {}  # with following: the last version of the model that each client was sent
 
 
 class Downlink(ABC):
     """A way to bring the model to the clients."""
 
-    on_any_device: ClassVar[bool] = True  # whether the true model may wait there, or must on the CPU
+    on_any_device: ClassVar[bool] = True  # whether the true model may be kept on any device, or must be on the CPU
 
     @abstractmethod
     def publish(self, layout: Layout, w: Tensors, before: Public | None, version: int) -> Public:
-        """The public model after `version` rounds; `before` is the one before the last of them."""
+        """The public model after `version` rounds; `before` is the one before the last round."""
 
     def reach(self, layout: Layout, public: Public, clients: Sequence[int], version: int) -> tuple[list[int], Public]:
-        """Bytes that go down to each of these clients, and what is known of them then."""
+        """Bytes that go down to each of these clients, and `public` with the versions they then hold."""
         return [public.num_bytes] * len(clients), public
 
 
@@ -44,31 +44,31 @@ class Whole(Downlink):
     """The model as it is."""
 
     def publish(self, layout: Layout, w: Tensors, before: Public | None, version: int) -> Public:
-        """Nothing is lost."""
+        """The true model itself."""
         return Public(w, whole_bytes(layout))
 
 
 @dataclass(frozen=True)
 class Snapshot(Downlink):
-    """The whole model with `width` bits a weight. It needs nothing of the client: it fits devices that come and go."""
+    """The whole model with `width` bits per weight. Clients keep nothing, so it suits devices that come and go."""
 
     width: int
 
     def publish(self, layout: Layout, w: Tensors, before: Public | None, version: int) -> Public:
-        """As clients unpack it; bytes that nobody sends are only counted."""
+        """The model as clients unpack it; its bytes are counted but not made."""
         size = upload_bytes(layout, lambda entry: body_bytes(entry.shape, self.width))
         return Public(_quantized(layout, w, self.width, version).values(), size)
 
 
 class Follow(Downlink):
-    """For clients that keep what they have: all hold one public model, train from it, and hear after each round by how
-    much it moves (fedbat.following).
+    """For clients that keep a copy: all hold one public model, train from it, and are sent its changes after each round
+    (fedbat.following).
     """
 
-    on_any_device: ClassVar[bool] = False  # hashes are of bytes
+    on_any_device: ClassVar[bool] = False  # hashes are computed from the model's bytes
 
     def publish(self, layout: Layout, w: Tensors, before: Public | None, version: int) -> Public:
-        """The first public model is the true one."""
+        """The first public model is the true one; later ones move towards it by one step."""
         if before is None:
             return Public(Follower.of(layout, w, version).w, message_bytes(layout, None))
         _, public = Follower(layout, version - 1, before.w).step(w)
@@ -98,12 +98,12 @@ def check_downlink(name: str) -> None:
 
 
 def whole_bytes(layout: Layout) -> int:
-    """Bytes of the model as it is, uncompressed and without a header."""
+    """Bytes of the whole model, uncompressed and without a header."""
     return sum(entry.nbytes for entry in layout)
 
 
 def snapshot(layout: Layout, w: Tensors, width: int, version: int = 0) -> bytes:
-    """The model in a few bits a weight, packed; all other tensors as they are."""
+    """The model packed with `width` bits per weight; tensors that are not compressed stay as they are."""
     return _quantized(layout, w, width, version).to_bytes()
 
 

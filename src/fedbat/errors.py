@@ -7,7 +7,7 @@ FedbatError
 │   └── DivergedError    ... because the sender's training diverged
 └── MethodError    a round was driven in a way a method cannot follow
 
-A few modules derive errors of their own from these, for their callers to tell apart.
+A few modules derive their own errors from these, so that callers can tell them apart.
 Every message says what we got, what we expected, and what to do about it.
 """
 
@@ -33,4 +33,4 @@ class DivergedError(WireError):
 
 
 class MethodError(FedbatError):
-    """A round was driven in a way a method cannot follow: training that went around it, or no upload to go on with."""
+    """A round was driven in a way a method cannot follow: training bypassed it, or there is no upload to go on with."""

@@ -1,4 +1,4 @@
-"""What is to be run, as one frozen value, and everything it stands for: data, split, model, method."""
+"""What to run, as one frozen value, and everything it stands for: data, split, model, method."""
 
 import copy
 import dataclasses
@@ -33,11 +33,11 @@ from fedbat.streams import stream, stream_seed
 
 
 def num_batches(num_samples: int, batch_size: int) -> int:
-    """Batches in one pass over so many samples; the last may be short."""
+    """The number of batches in one pass over the samples; the last may be short."""
     return -(-num_samples // batch_size)
 
 
-WEIGHTS: dict[str, Callable[[int, int], int]] = {  # of a client, from its samples and the batch size
+WEIGHTS: dict[str, Callable[[int, int], int]] = {  # a client's weight, from its number of samples and the batch size
     "samples": lambda num_samples, batch_size: num_samples,  # p_k of the paper
     "batches": num_batches,  # the authors' code
 }
@@ -48,15 +48,15 @@ _LEAST |= {"seed": 0, "partition_seed": 0}
 
 
 def _flag(name: str) -> str:
-    """Of the command line, where most experiments come from."""
+    """The name as a command-line option, since most experiments come from there."""
     return f"--{name.replace('_', '-')}"
 
 
 def variant_of(method: str, settings: Mapping[str, Any], down: str) -> str:
-    """The method, its settings that are not at their defaults, and its downlink if it is not the usual one."""
+    """The method, its settings that differ from their defaults, and the downlink unless it is the default."""
     try:
         usual = method_kind(method)().settings()
-    except ConfigError:  # of a record: somebody else's method
+    except ConfigError:  # a recorded method that is not known here
         usual = {}
     changed = {name: value for name, value in settings.items() if json.dumps(value) != json.dumps(usual.get(name))}
     changed |= {} if down == FULL else {"down": down}
@@ -68,7 +68,7 @@ class Experiment:
     """One federated run; the defaults are the paper's (Section 5.1). None means the data set's own default."""
 
     method: str = "fedbat"
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of the method; as text, once resolved
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the method; text once resolved
     dataset: str = "fmnist-mini"
     partition: str = "iid"
     clients: int = 100  # N
@@ -79,11 +79,11 @@ class Experiment:
     lr: float = 0.1
     model: str | None = None
     init: str | None = None  # of its weights
-    weights: str = "samples"  # what a client's share in the mean goes by
-    beta: float | None = None  # of Dirichlet partitions; it and the next two stay None where the partition has no use
+    weights: str = "samples"  # what a client's weight in the mean is based on
+    beta: float | None = None  # of Dirichlet partitions; beta, labels and samples stay None if unused
     labels: int | None = None  # per client, in the label partitions
     samples: int | None = None  # per client, in virtual populations
-    down: str = FULL  # bits of a weight on its way down
+    down: str = FULL  # the downlink: bits per weight, or following
     average: float = 0.0  # weight of the past in the averaged model; 0: none is kept
     seed: int = 0
     partition_seed: int = 1234
@@ -113,12 +113,12 @@ class Experiment:
 
     @property
     def variant(self) -> str:
-        """What people are shown: fedbat rho=4 down=4."""
+        """The name that people are shown: fedbat rho=4 down=4."""
         return variant_of(self.method, make_method(self.method, self.settings).settings(), self.down)
 
     @property
     def split(self) -> str:
-        """The partition with its settings, as people are shown it."""
+        """The partition with its settings, as shown to people."""
         return split_of(vars(self))
 
     @property
@@ -133,7 +133,7 @@ class Experiment:
         model = self.model or spec.default_model
 
         def used(setting: str, default: float) -> Any:
-            """Given, or by default; None where the partition has no use for it."""
+            """The given value or the default; None if the partition does not use this setting."""
             if setting not in scheme.uses:
                 return None
             given = getattr(self, setting)
@@ -152,7 +152,7 @@ class Experiment:
 
 
 def split_of(config: Mapping[str, Any]) -> str:
-    """How a configuration deals out the data: dirichlet beta=0.3, labels=3."""
+    """How a configuration splits the data, such as `dirichlet beta=0.3` or `labels=3`."""
     kind = config["partition"]
     used = {name: config[name] for name in ("beta", "labels", "samples") if config.get(name) is not None}
     named = [f"{name}={show(value)}" for name, value in used.items()]
@@ -186,12 +186,12 @@ class Federation:
         return self.experiment.epochs * num_batches(len(self.split[client]), self.experiment.batch_size)
 
     def weight(self, num_samples: int) -> int:
-        """The weight in the mean of a client with so many samples."""
+        """The weight in the mean of a client with `num_samples` samples."""
         return WEIGHTS[self.experiment.weights](num_samples, self.experiment.batch_size)
 
 
 def prepare(experiment: Experiment, data_root: Path | None = None, data: Dataset | None = None) -> Federation:
-    """Load (unless `data` is at hand), split, build; every mistake in an experiment shows before a file is written."""
+    """Load the data (unless given), split, build; every mistake in an experiment shows before any file is written."""
     experiment = experiment.resolved()
     assert experiment.model is not None
     data = data or load_dataset(experiment.dataset, data_root)
@@ -212,7 +212,7 @@ def prepare(experiment: Experiment, data_root: Path | None = None, data: Dataset
 
 
 def _check_model(model: nn.Module, name: str, data: Dataset) -> None:
-    """Two images must give two rows of class scores."""
+    """Refuse a model that does not turn two images into two rows of class scores."""
     expected = (2, data.spec.num_classes)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):

@@ -1,15 +1,15 @@
-"""The figures people compare runs by, all of them from the lines of rounds.jsonl."""
+"""The figures by which runs are compared, all computed from the lines of rounds.jsonl."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-OTHERS = ("received", "averaged")  # models that are tested beside the global one
+OTHERS = ("received", "averaged")  # models that are tested besides the global one
 
 Lines = Sequence[Mapping[str, Any]]  # of rounds.jsonl
 
 
 def figures_of(lines: Lines, num_parameters: int, num_compressed: int) -> dict[str, Any]:
-    """The figures of a run with at least one round, on a model of that size. Summaries are checked against them."""
+    """The figures of a run with at least one round, on a model of that size; summaries are checked against them."""
     client_rounds = sum(len(line["clients"]) for line in lines)
     uploads = client_rounds - sum(len(line.get("lost", ())) for line in lines)
     uplink = sum(line["uplink_bytes"] for line in lines) / uploads
@@ -29,7 +29,7 @@ def figures_of(lines: Lines, num_parameters: int, num_compressed: int) -> dict[s
 
 
 def _of_other(key: str, lines: Lines) -> dict[str, float]:
-    """Of a model that some rounds tested, or none."""
+    """The figures of a model that only some rounds test; empty if none did."""
     found = [line[key] for line in lines if line.get(key)]
     return _best_and_last10(f"{key}_", found) if found else {}
 

@@ -1,9 +1,9 @@
-"""Following: server and clients hold one public model and move it together, one bit a weight (docs/wire-format.md, 10).
+"""Following: server and clients hold one public model and move it by one bit per weight (docs/wire-format.md, 10).
 
-After a round the server says by how much the public model v moves towards the true one w: v <- v + Q(w - v). A message
-brings a holder up to date: the steps it missed, or the whole model where that is shorter. It names the versions and the
-hashes of the model it starts from and of the one it leads to, so nobody can drift: who holds something else, or ends up
-with something else, gets an error and keeps what it had.
+After a round the server says how the public model v moves towards the true model w: v <- v + Q(w - v). A message brings
+a holder up to date with the steps it missed, or with the whole model if that is shorter. It names the versions and
+hashes of the model it starts from and of the one it leads to, so that nobody can drift: a holder that starts from or
+arrives at anything else gets an error and keeps what it had.
 """
 
 import hashlib
@@ -28,18 +28,18 @@ _HEADER = struct.Struct(f"<4sBBHQ{HASH_BYTES}sQ{HASH_BYTES}s")
 
 
 class Held(NamedTuple):
-    """Which public model somebody holds."""
+    """Identifies the public model that somebody holds."""
 
     version: int
     hash: bytes
 
 
-NOTHING = Held(0, bytes(HASH_BYTES))  # in the place of a start, where there is none
+NOTHING = Held(0, bytes(HASH_BYTES))  # takes the place of the start in a message that has none
 
 
 @dataclass(frozen=True, eq=False)
 class Follower:
-    """The public model as a holder has it: a client, or the server itself. Version n is the one after n steps."""
+    """The public model as held by a client or by the server itself. Version n is the model after n steps."""
 
     layout: Layout
     version: int
@@ -47,13 +47,13 @@ class Follower:
 
     @classmethod
     def of(cls, layout: Layout, w: Tensors, version: int = 0) -> "Follower":
-        """The true model as the public one. Weights travel as float32, whatever their type."""
+        """The true model as the public one, its weights rounded to float32, in which they travel."""
         weights = {entry.name: w[entry.name].float().to(entry.dtype) for entry in layout.compressed}
         return cls(layout, version, {name: (weights.get(name, x)).clone() for name, x in w.items()})
 
     @classmethod
     def from_tensors(cls, layout: Layout, tensors: Tensors) -> "Follower":
-        """What `to_tensors` gave; WireError if it is not of this layout. Damaged values show in the hash."""
+        """The inverse of `to_tensors`; WireError if they do not fit the layout. Damaged values show in the hash."""
         w, version = {name.removeprefix("w/"): x for name, x in tensors.items() if name != "version"}, -1
         if "version" in tensors and tensors["version"].numel() == 1:
             version = int(tensors["version"])
@@ -64,7 +64,7 @@ class Follower:
         return cls(layout, version, {entry.name: w[entry.name] for entry in layout})
 
     def to_tensors(self) -> Tensors:
-        """As it is kept in a file; `from_tensors` reads it."""
+        """The form in which it is kept in a file; `from_tensors` reads it."""
         return {"version": torch.tensor(self.version), **{f"w/{name}": x for name, x in self.w.items()}}
 
     @cached_property
@@ -76,7 +76,7 @@ class Follower:
         return Held(self.version, digest.digest())
 
     def step(self, w: Tensors) -> tuple[bytes, "Follower"]:
-        """Q(w - v), packed: a sign for each weight and one step size for each layer; and the model it leads to."""
+        """Q(w - v), packed as one sign per weight and one step size per layer, and the model it leads to."""
         parts: dict[str, Part] = {}
         for entry in self.layout.compressed:
             missing = (w[entry.name].float() - self.w[entry.name].float()).reshape(-1)
@@ -89,20 +89,20 @@ class Follower:
         return follow(self.layout, self, raw)
 
     def _after(self, raw: bytes | memoryview) -> "Follower":
-        """v + Q. One rounding of a float32 sum: every holder on every machine gets the same bits."""
+        """v + Q, a float32 sum rounded once, so that every holder on every machine gets the same bits."""
         heard = Payload.from_bytes(raw, self.layout.compressed, context=self.version + 1)
         moved = {name: part.unpack().view(self.w[name].shape) for name, part in heard.parts.items()}
         moved = {name: (self.w[name].float() + change).to(self.w[name].dtype) for name, change in moved.items()}
         return Follower(self.layout, self.version + 1, self.w | moved)
 
     def _with(self, rest: Tensors) -> "Follower":
-        """The same with new values of what is not compressed."""
+        """The same model with new values for the tensors that are not compressed."""
         values = {name: x.to(self.w[name].dtype, copy=True) for name, x in rest.items()}
         return Follower(self.layout, self.version, self.w | values)
 
 
 class Step(NamedTuple):
-    """From one version of the public model to the next."""
+    """The move from one version of the public model to the next."""
 
     start: Held
     raw: bytes
@@ -110,23 +110,23 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Leader:
-    """The server's side: the public model, and the last steps to it, as many as are shorter than the model."""
+    """The server's side: the public model, and as many of the last steps to it as are shorter than the whole model."""
 
     public: Follower
     steps: tuple[Step, ...] = ()
 
     def lead(self, w: Tensors) -> "Leader":
-        """Towards the true model, by one step."""
+        """Move the public model one step towards the true one."""
         raw, public = self.public.step(w)
         steps = (*self.steps, Step(self.public.held, raw))
         return Leader(public, steps[max(0, len(steps) - max_steps(public.layout)) :])
 
     def start(self, held: Held | None) -> Held | None:
-        """Where a message for a holder of this starts; None: it holds nothing, or nothing that is known."""
+        """Where a message for this holder starts; None if it holds nothing, or nothing that is known here."""
         return held if held in self._starts else None
 
     def message(self, held: Held | None) -> bytes:
-        """What brings a holder up to date; the whole model for one from whose model no known steps start."""
+        """The message that brings a holder up to date; the whole model if no known step starts from what it holds."""
         layout, public = self.public.layout, self.public
         if held is None or held not in self._starts:
             parts: dict[str, Part] = {e.name: Dense(public.w[e.name].float().reshape(-1)) for e in layout.compressed}
@@ -147,7 +147,7 @@ class Leader:
 
 def follow(layout: Layout, follower: Follower | None, raw: bytes) -> Follower:
     """The public model that a message leads to. WireError with the reason if it is damaged, if it does not start from
-    what `follower` holds, or if it leads elsewhere than it says.
+    what `follower` holds, or if it leads somewhere other than it says.
     """
     what, start, end, data = _unpack(raw)
     payloads = split_payloads(data)
@@ -166,7 +166,7 @@ def follow(layout: Layout, follower: Follower | None, raw: bytes) -> Follower:
 
 
 def message_bytes(layout: Layout, missed: int | None) -> int:
-    """Length of the message for a holder that has missed so many steps; None: it holds nothing."""
+    """Length of the message for a holder that has missed that many steps; None if it holds nothing."""
     if missed is None or missed > max_steps(layout):
         return _HEADER.size + dense_upload_bytes(layout)
     steps = missed * signs_upload_bytes(layout.compressed)
@@ -174,7 +174,7 @@ def message_bytes(layout: Layout, missed: int | None) -> int:
 
 
 def max_steps(layout: Layout) -> int:
-    """How many steps at most are shorter than the whole model."""
+    """The largest number of steps that is shorter than the whole model."""
     room = dense_upload_bytes(layout) - dense_upload_bytes(layout.rest)
     return max(0, room - 1) // signs_upload_bytes(layout.compressed)
 
@@ -184,7 +184,7 @@ def _pack(what: int, start: Held, end: Held, payloads: Iterable[bytes]) -> bytes
 
 
 def _unpack(raw: bytes) -> tuple[int, Held, Held, memoryview]:
-    """Of the header only: what a flipped bit in it could spoil is noticed by the hashes."""
+    """Take apart and check the header alone; what a flipped bit in it could spoil shows in the hashes."""
     if len(raw) < _HEADER.size:
         raise WireError(f"got {len(raw)} bytes, a message has at least {_HEADER.size}; it was cut short")
     magic, format_, what, unused, version, hash_, new_version, new_hash = _HEADER.unpack_from(raw)
@@ -193,7 +193,7 @@ def _unpack(raw: bytes) -> tuple[int, Held, Held, memoryview]:
         raise WireError(f"starts with {magic!r}, expected {MAGIC!r}; these bytes bring no public model")
     if format_ != FORMAT:
         raise WireError(f"format version {format_}, this release reads {FORMAT}; use the same fedbat on both sides")
-    if end.version >> 63:  # nobody could keep it: files and other messages hold signed numbers
+    if end.version >> 63:  # it could not be stored: files and other messages hold signed numbers
         raise WireError(f"leads to version {end.version}, expected less than 2^63; the message is damaged")
     if unused or what not in (WHOLE, STEPS) or (what == WHOLE and start != NOTHING) or start.version > end.version:
         raise WireError("the header contradicts itself; the message is damaged")

@@ -1,11 +1,11 @@
-"""The levels that quantize normal values best (Lloyd and Max); weights and rotated updates are nearly normal."""
+"""The levels that quantize normal values best (Lloyd-Max): weights and rotated updates are nearly normal."""
 
 from functools import cache
 
 import torch
 from torch import Tensor
 
-_LLOYD_MAX = {  # each level is the mean of its cell, each edge the middle between two; part of the wire format
+_LLOYD_MAX = {  # each level is the mean of its cell, each edge midway between two levels; part of the wire format
     1: [0.797884583],
     2: [0.452780038, 1.51041758],
     3: [0.24509418, 0.756005287, 1.34390926, 2.15194559],
@@ -15,6 +15,6 @@ _LLOYD_MAX = {  # each level is the mean of its cell, each edge the middle betwe
 
 @cache
 def gaussian_levels(width: int, device: torch.device) -> Tensor:
-    """The 2^width levels for the standard normal law, ascending."""
+    """The 2^width Lloyd-Max levels of the standard normal distribution, ascending."""
     positive = torch.tensor(_LLOYD_MAX[width], device=device)
     return torch.cat([-positive.flip(0), positive])

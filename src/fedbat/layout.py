@@ -38,7 +38,7 @@ class Entry(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes when sent as it is: integers in their own type, floats as float32 (float64 stays float64)."""
+        """Bytes when sent uncompressed: integers in their own type, floats as float32 (float64 stays float64)."""
         return self.numel * self.wire_dtype.itemsize
 
     @property
@@ -76,16 +76,16 @@ class Layout(tuple[Entry, ...]):
 
     @staticmethod
     def from_text(text: str) -> "Layout":
-        """The layout of another process."""
+        """The layout that another process wrote as `text`."""
         return Layout(_entry_from_line(line) for line in text.removesuffix("\n").split("\n") if text)
 
 
 def layout_of(model: nn.Module, roles: Mapping[str, Role] | None = None) -> Layout:
-    """The default policy, overridden for the names that match a pattern of `roles` ("head.*": "dense"; the last wins).
+    """The default policy, overridden for names that match a pattern of `roles` ("head.*": "dense"; the last wins).
 
-    Weights with two or more dimensions are compressed; other floats (biases, norms, float buffers) travel dense, and so
-    does what has no elements; of integer buffers the maximum is kept; frozen parameters are not sent. Tied weights
-    count once, and go by any of their names.
+    Weights with two or more dimensions are compressed; other floats (biases, norms, float buffers) travel dense, as do
+    parameters without elements; of integer buffers the server keeps the maximum; frozen parameters are not sent. Tied
+    weights count once, and patterns match any of their names.
     """
     entries, unused, tied = [], set(roles or {}), tied_names(model)
     for name, tensor, role in _tensors_with_default_role(model):
@@ -111,8 +111,8 @@ def layout_of(model: nn.Module, roles: Mapping[str, Role] | None = None) -> Layo
 
 
 def whole_layout(model: nn.Module, layout: Layout) -> Layout:
-    """The layout of the full state dict, in its order: tied weights take their partner's role, what `layout` skips
-    travels unchanged.
+    """The layout of the full state dict, in its order: tied weights take their partner's role, tensors that `layout`
+    skips travel unchanged.
     """
     roles: dict[str, Role] = {entry.name: entry.role for entry in layout}
     entries, tied = [], tied_names(model)
@@ -123,7 +123,7 @@ def whole_layout(model: nn.Module, layout: Layout) -> Layout:
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Further names of a parameter, each with the one under which it travels."""
+    """The other names of tied parameters, each with the name under which it travels."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     everything = model.named_parameters(remove_duplicate=False)
     return {name: names[id(parameter)] for name, parameter in everything if name != names[id(parameter)]}
@@ -162,7 +162,7 @@ def _entry_from_line(line: str) -> Entry:
 
 
 def _fits(tensor: Tensor, role: Role) -> bool:
-    """Whether a pattern such as "head.*" may give this role: its integer buffers cannot travel as floats."""
+    """Whether a pattern such as "head.*" may give a tensor this role: integer buffers cannot travel as floats."""
     if role == "compress":
         return isinstance(tensor, nn.Parameter) and tensor.numel() > 0
     return role != "dense" or tensor.is_floating_point()

@@ -1,4 +1,4 @@
-"""Parts of a few bits a value and one scale: evenly spaced levels, zero among them or not."""
+"""Parts with a few bits per value and one scale: evenly spaced levels, with or without zero."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from fedbat.transfer import sent_to
 
 @dataclass(frozen=True, eq=False)
 class Coded(Part):
-    """scale * level[code]: `width` bits a value and one float32."""
+    """scale * level[code]: `width` bits per value and one float32."""
 
-    codes: Tensor  # uint8 [numel], from the lowest level up
+    codes: Tensor  # uint8 [numel], 0 for the lowest level
     scale: Tensor  # float32 []
     width: int
     NAME: ClassVar[str]
@@ -34,7 +34,7 @@ class Coded(Part):
 
     @abstractmethod
     def _levels(self) -> Tensor:
-        """What the codes stand for at scale 1, ascending: float32, where the codes are."""
+        """What the codes stand for at scale 1, ascending: float32, on the device of the codes."""
 
     def unpack(self) -> Tensor:
         return packing.look_up(self._values(), self.codes)
@@ -55,7 +55,7 @@ class Coded(Part):
 
     @classmethod
     def parse(cls, record: Record, numel: int, reader: Reader) -> Self:
-        """As many codes as the tensor has values; `_check` knows those that stand for nothing."""
+        """Read one code per value; `_check` refuses what no sender means."""
         width, name = record.parameter, cls.NAME
         if width not in cls.WIDTHS:
             raise WireError(
@@ -69,7 +69,7 @@ class Coded(Part):
 
     @abstractmethod
     def _check(self) -> None:
-        """Raise WireError for what no sender means."""
+        """Raise WireError for codes or scales that no sender means."""
 
 
 class Levels(Coded):
@@ -87,7 +87,7 @@ class Levels(Coded):
 
     @property
     def step(self) -> Tensor | None:
-        """The distance between neighbouring levels."""
+        """The distance between neighboring levels."""
         return self.scale / num_steps(self.width)
 
     @property
@@ -98,14 +98,14 @@ class Levels(Coded):
         return _unit_levels(self.width, self.codes.device)
 
     def _check(self) -> None:
-        """The code 2^width - 1 stands for nothing."""
+        """The code 2^width - 1 stands for no level."""
         most = 2 * num_steps(self.width)
         if self.numel and self.codes.max() > most:
             raise WireError(f"level code {self.codes.max()}, expected at most {most}; the upload is damaged")
 
 
 class OddLevels(Coded):
-    """scale * (2 code + 1 - 2^width): the odd multiples of a step, as many on each side of zero."""
+    """scale * (2 code + 1 - 2^width): the odd multiples of a step, equally many on each side of zero."""
 
     KIND: ClassVar[int] = 5
     NAME, WIDTHS = "odd levels", range(2, 5)
@@ -118,7 +118,7 @@ class OddLevels(Coded):
 
     @property
     def step(self) -> Tensor | None:
-        """Half the distance between neighbouring levels."""
+        """Half the distance between neighboring levels."""
         return self.scale
 
     @property
@@ -134,7 +134,7 @@ class OddLevels(Coded):
         return torch.arange(-top, top + 1, 2, dtype=torch.float32, device=self.codes.device)
 
     def _check(self) -> None:
-        """All codes stand for a level, and every level is a number."""
+        """Every code stands for a level; all levels must be finite."""
         if not torch.isfinite(self.scale * self._top):
             step, top = float(self.scale), self._top
             raise DivergedError(
@@ -143,18 +143,18 @@ class OddLevels(Coded):
 
 
 def odd_levels(codes: Tensor, step: Tensor, width: int) -> Part:
-    """step * (2 code + 1 - 2^width) in the fewest bytes: with one bit these are signs, and the codes booleans."""
+    """step * (2 code + 1 - 2^width) in the fewest bytes: with one bit, the part is signs and the codes are booleans."""
     return Signs.of(codes, step) if width == 1 else OddLevels.of(codes, step, width)
 
 
 @cache
 def _unit_levels(width: int, device: torch.device) -> Tensor:
-    """j / s: times the scale, the outermost are exactly +-scale, and no finite scale overflows."""
+    """j / s: multiplied by the scale, the outermost are exactly +-scale, and no finite scale overflows."""
     s = num_steps(width)
     # On the CPU, because on a GPU torch divides by multiplying with 1 / s.
     return (torch.arange(-s, s + 1, dtype=torch.float32, device="cpu") / s).to(device)
 
 
 def num_steps(width: int) -> int:
-    """s: how many levels on each side of zero `width` bits can tell apart."""
+    """s: the number of levels on each side of zero that `width` bits can tell apart."""
     return (1 << (width - 1)) - 1

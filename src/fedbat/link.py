@@ -1,15 +1,15 @@
-"""What recorded rounds take on a link, by a plain model: the server waits for everyone, then works itself.
+"""How long recorded rounds take on a link, by a plain model: the server waits for everyone, then does its own work.
 
     round = max over its clients (latency + 8 down / rate + computing + 8 up / rate) + server
 
-down, up   the client's bytes in that round, as they were packed; a Mbit is 10^6 bits
-latency    there and back, once a round
-computing  a number of seconds, or the client's own as they were measured, times a factor
-server     seconds to unpack and add the uploads and to pack what goes down next, as they were measured
+down, up   the client's bytes in that round, as packed; a Mbit is 10^6 bits
+latency    there and back, once per round
+computing  a given number of seconds, or the client's measured ones times a factor
+server     measured seconds to unpack and add the uploads and to pack what goes down next
 
-Records that do not tell clients apart (older ones, and seconds on a GPU that trains them side by side) are shared out
-equally: bytes round by round, seconds by the median round. A client that was lost is not waited for. All clients load
-and send at once, each at its own rate: the server's line is taken to be wide enough.
+What records do not tell by client (older ones, and seconds on a GPU that trains clients side by side) is divided
+equally: bytes round by round, seconds by the median round. A lost client is not waited for. All clients download and
+upload at once, each at its own rate; the server's connection is assumed to be fast enough.
 """
 
 import csv
@@ -34,7 +34,7 @@ class Rate:
 
     up: float  # Mbit/s
     down: float
-    latency: float = 0.0  # ms, there and back
+    latency: float = 0.0  # ms, round trip
 
     def __post_init__(self) -> None:
         for name in ("up", "down"):
@@ -49,9 +49,9 @@ class Link:
     """How clients are connected, and how fast they compute."""
 
     usual: Rate | None = None
-    clients: Mapping[int, Rate] = field(default_factory=dict)  # those that differ
-    seconds: float | None = None  # that every client computes in a round
-    factor: float | None = None  # or: by which each computes longer than was measured; None: as was measured
+    clients: Mapping[int, Rate] = field(default_factory=dict)  # clients with rates of their own
+    seconds: float | None = None  # computing time of every client in a round
+    factor: float | None = None  # or: what each client's measured computing time is multiplied by; None: by 1
 
     def __post_init__(self) -> None:
         for value in (self.factor or 0.0, self.seconds or 0.0):
@@ -66,7 +66,7 @@ class Link:
         return found
 
     def check(self, num_clients: int) -> None:
-        """Refuse a link on which one of so many clients has no rate."""
+        """Refuse a link on which one of the clients has no rate."""
         for client in range(num_clients):
             self.rate(client)
 
@@ -92,7 +92,7 @@ class Link:
 
 
 class Times(NamedTuple):
-    """The seconds of one round: of its slowest client, then of the server."""
+    """The seconds of one round: those of its slowest client, then the server's."""
 
     latency: float
     down: float
@@ -102,12 +102,12 @@ class Times(NamedTuple):
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """The seconds of the whole round."""
         return sum(self)
 
 
 class Costs(NamedTuple):
-    """What it took to get somewhere."""
+    """What it took to reach a target accuracy."""
 
     rounds: int
     num_bytes: int  # up and down, of all clients together
@@ -115,13 +115,13 @@ class Costs(NamedTuple):
 
 
 def price(lines: Lines, link: Link) -> list[Times]:
-    """What each round takes on the link."""
+    """The time that each round takes on the link."""
     usual = _share_of_the_median_round(lines)
     return [_round(line, link, usual) for line in lines]
 
 
 def median_computing(lines: Lines) -> float:
-    """Seconds that a client computed in a round."""
+    """The median of the seconds that clients computed in a round."""
     usual = _share_of_the_median_round(lines)
     works = [work for line in lines for work in _finished(line)]
     return float(median(usual if work.seconds is None else work.seconds for work in works))
@@ -132,7 +132,7 @@ def _share_of_the_median_round(lines: Lines) -> float:
 
 
 def costs_to(target: float, lines: Lines, times: Sequence[Times]) -> Costs | None:
-    """Up to and with the first round that has the target accuracy; None if there is none."""
+    """The costs up to and including the first round with the target accuracy; None if there is no such round."""
     reached = next((n for n, line in enumerate(lines, start=1) if line["accuracy"] >= target), None)
     if reached is None:
         return None
@@ -146,7 +146,7 @@ def mean_times(times: Sequence[Times]) -> Times:
 
 
 def is_measured(lines: Lines) -> bool:
-    """Whether computing was measured client by client."""
+    """Whether computing times were measured client by client."""
     return all(work.seconds is not None for line in lines for work in _finished(line))
 
 
@@ -163,12 +163,12 @@ def _round(line: Mapping[str, Any], link: Link, usual_seconds: float) -> Times:
 
 
 def transfer_seconds(num_bytes: float, rate: float) -> float:
-    """To send so many bytes at `rate` Mbit/s."""
+    """The seconds it takes to send `num_bytes` at `rate` Mbit/s."""
     return 8 * num_bytes / (1e6 * rate)
 
 
 class _Work(NamedTuple):
-    """What a round was for one client."""
+    """One client's share of a round."""
 
     client: int
     down: float  # bytes
@@ -177,7 +177,7 @@ class _Work(NamedTuple):
 
 
 def _finished(line: Mapping[str, Any]) -> list[_Work]:
-    """Of the clients that were not lost."""
+    """The work of the clients that were not lost."""
     clients, lost = line["clients"], line.get("lost") or {}
     num = len(clients)
     down = line.get("downloads") or [line["downlink_bytes"] / num] * num
@@ -188,12 +188,12 @@ def _finished(line: Mapping[str, Any]) -> list[_Work]:
 
 
 def usual_target(bests: Iterable[float]) -> float:
-    """What every run reaches: 99 % of the lowest of their best accuracies."""
+    """A target that every run reaches: 99 % of the lowest of their best accuracies."""
     return 0.99 * min(bests)
 
 
 def parse_link(text: str) -> Link:
-    """From "up=10,down=50,latency=40,compute=10x". With a file of per-client rates, up and down are all others'."""
+    """Read "up=10,down=50,latency=40,compute=10x". With a file of per-client rates, up and down are for all others."""
     given: dict[str, str] = {}
     for item in (item.strip() for item in text.split(",")):
         name, value = item.split("=", 1) if "=" in item else ("file", item)
@@ -214,7 +214,7 @@ def parse_link(text: str) -> Link:
 
 
 def _read_rates(path: Path) -> dict[int, Rate]:
-    """A CSV file with a line for each client."""
+    """Read a CSV file with one line per client."""
     try:
         with path.open(newline="") as file:
             names, *rows = list(csv.reader(file, skipinitialspace=True)) or [[]]

@@ -1,7 +1,7 @@
-"""One process at a time: a lock on a file that ends with the process that holds it, however that ends.
+"""One process at a time: a lock on a file that is released when the process that holds it ends, however it ends.
 
-The file names its holder, who removes it in the end. One that was killed leaves it behind, where it means nothing: only
-the operating system's lock on it counts.
+The file names its holder, which removes it at the end. A holder that is killed leaves the file behind, but that means
+nothing: only the operating system's lock on it counts.
 """
 
 import errno
@@ -24,7 +24,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Make the folder and have it alone; it is removed again if nothing was put into it."""
+    """Create the folder and hold it exclusively; it is removed again if nothing was put into it."""
     try:
         with holding(folder / LOCK) as mine:
             if not mine:
@@ -32,13 +32,13 @@ def locked(folder: Path) -> Iterator[None]:
                 raise ConfigError(f"{folder} is in use by {holder}; wait for its end, stop it, or name another folder")
             yield
     finally:
-        with suppress(OSError):  # what is there stays
+        with suppress(OSError):  # a folder that holds something stays
             folder.rmdir()
 
 
 @contextmanager
 def holding(path: Path) -> Iterator[bool]:
-    """Whether this process, and no other, holds the file until the end; its folder is made."""
+    """Yield whether this process, and no other, holds the file until the end; its folder is created."""
     file = _take(path)
     if file is None:
         yield False
@@ -49,7 +49,7 @@ def holding(path: Path) -> Iterator[bool]:
         try:
             yield True
         finally:
-            with suppress(OSError):  # Windows removes no open file
+            with suppress(OSError):  # Windows cannot remove an open file
                 path.unlink()
 
 
@@ -58,7 +58,7 @@ def _take(path: Path) -> IO[str] | None:
         make_folder(path.parent)
         try:
             file = path.open("a")  # what its holder has written stays
-        except FileNotFoundError:  # its holder has removed the folder, too, just now
+        except FileNotFoundError:  # its holder has just removed the folder, too
             continue
         if not _lock(file):
             file.close()
@@ -67,7 +67,7 @@ def _take(path: Path) -> IO[str] | None:
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 file.truncate(0)
                 return file
-        file.close()  # its holder has removed it just now, and a third process may hold a new one
+        file.close()  # its holder has just removed it, and a third process may hold a new one
 
 
 def _lock(file: IO[str]) -> bool:
@@ -84,7 +84,7 @@ if sys.platform == "win32":
     import msvcrt
 
     def _lock_or_raise(file: IO[str]) -> None:
-        file.seek(1 << 30)  # where nothing is: on Windows what is locked cannot be read
+        file.seek(1 << 30)  # beyond the contents: on Windows, locked bytes cannot be read
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
 else:
     import fcntl

@@ -1,4 +1,4 @@
-"""FedBAT's steps as Numba compiles them; to import this takes the extra `fast`, and half a second."""
+"""FedBAT's steps, compiled by Numba; importing this module takes the extra `fast` and half a second."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ def _nothing() -> None:
 
 
 def _can_keep() -> bool:
-    """Whether the next process will find what this one has compiled."""
+    """Whether compiled code can be kept for the next process."""
     try:
         njit(void(), cache=True)(_nothing)
     except Exception:  # no folder, no space, no rights
@@ -25,7 +25,7 @@ _OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True, "cache": _can
 
 @njit(float32(float32, float32, int16, float32), **_OPTIONS)
 def _binarized(w, live, word, alpha):  # type: ignore[no-untyped-def]
-    """S(m, alpha); a function of its own, whose sums nobody may reorder."""
+    """S(m, alpha); a separate function, so that its sums are not reordered."""
     noise = (np.float32(word) + np.float32(0.5)) * np.float32(-(2**-15))  # 1 - 2 u
     return np.copysign(alpha, noise + (live - w) / (alpha if alpha != 0 else np.float32(1)))
 
@@ -37,10 +37,10 @@ def forward(w, live, words, weights, alpha):  # type: ignore[no-untyped-def]
         weights[i] = w[i] + _binarized(w[i], live[i], words[i], alpha)
 
 
-# reassoc: in whatever order terms are added, so that none waits for another; the terms stay what they are.
+# reassoc: terms may be added in any order, so that none waits for another; the terms themselves do not change.
 @njit(float64(_FLOATS, _FLOATS, _WORDS, _FLOATS, _FLOATS, float32), fastmath={"reassoc"}, **_OPTIONS)
 def pull_back(w, live, words, given, passed, alpha):  # type: ignore[no-untyped-def]
-    """What passes of the gradient by Eq. 8; alpha times Eq. 9, summed over the layer."""
+    """passed <- the gradient of m by Eq. 8; returns alpha times Eq. 9, summed over the layer."""
     slope = 0.0
     for i in range(w.size):
         m, s = live[i] - w[i], _binarized(w[i], live[i], words[i], alpha)

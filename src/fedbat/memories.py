@@ -1,7 +1,7 @@
-"""What clients remember between rounds (error feedback): the last used in RAM, up to a budget, the others in files.
+"""What clients remember between rounds (error feedback): the last used in RAM, up to a budget, the rest in files.
 
 A `Memories` is a value, like the weights it belongs to: `begin` a round, let the new value `remember`, and the old one
-still says what was before the round. That lasts until the next round begins; then only the newest is kept.
+still holds what was remembered before the round. When the next round begins, only the newest value is kept.
 """
 
 import copy
@@ -20,7 +20,7 @@ from fedbat.streams import Tensors
 
 
 class Memories(Mapping[int, Tensors]):
-    """Client -> tensors. The folder takes what exceeds `budget` bytes; where none is named, a temporary one is made."""
+    """Client -> tensors. What exceeds `budget` bytes goes to the folder; if none is named, to a temporary one."""
 
     def __init__(
         self, folder: Path | None = None, budget: float = float("inf"), saved: Mapping[int, int] | None = None
@@ -38,31 +38,31 @@ class Memories(Mapping[int, Tensors]):
         return len(self._numbers)
 
     def begin(self) -> Self:
-        """What will be remembered after the round that begins now; all values but this one are forgotten."""
+        """The value to fill in the round that begins now; all values but this one are forgotten."""
         self._store.keep_only(set(self._numbers.values()))
         after = copy.copy(self)
         after._numbers = dict(self._numbers)
         return after
 
     def remember(self, client: int, tensors: Tensors) -> None:
-        """In a round that has begun: what the client remembers from now on."""
+        """Replace what the client remembers, in a round that has begun."""
         self._numbers[client] = self._store.put(tensors)
 
     def write(self, folder: Path) -> dict[int, int]:
-        """Bring to disk what is not there yet; client -> number, the `saved` from which to open them again."""
+        """Write what is not on disk yet; returns client -> number, the `saved` that opens these memories again."""
         self._store.settle_in(folder)
         for number in self._numbers.values():
             self._store.write(number)
         return dict(self._numbers)
 
     def release_others(self) -> None:
-        """From now on these files are the ones to keep, whatever happens; the others go."""
+        """Keep these files from now on, whatever happens, and delete all others."""
         self._store.pinned = set(self._numbers.values())
         self._store.keep_only(self._store.pinned)
 
 
 class _Store:
-    """Numbered memories, of one value or several; a number's content never changes."""
+    """Numbered memories, shared by one value or several; a number's content never changes."""
 
     def __init__(self, folder: Path | None, budget: float, saved: set[int]) -> None:
         self._folder, self._budget = folder, budget
@@ -128,7 +128,7 @@ def memory_file(number: int) -> str:
 
 
 def half_of_ram() -> float:
-    """The default budget: half of the machine's memory, or no limit where it does not say."""
+    """The default budget: half of the machine's memory, or no limit if that is unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
     except (AttributeError, ValueError, OSError):

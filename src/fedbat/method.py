@@ -1,10 +1,10 @@
-"""What a method is: FedAvg, and the few places in which every other paper differs from it.
+"""What a method is: FedAvg, and the few places where the other papers differ from it.
 
 A client receives w, trains the update m (the model computes with w + m), and sends a compressed m. A method may change
-what the forward pass sees, what is learned beside m, what is sent, and how the server uses it. Everything is
+what the forward pass sees, what is learned alongside m, what is sent, and how the server uses it. Everything is
 tensors in, tensors out; noise is an argument; a method holds its hyper-parameters and nothing else.
 
-Methods see only the tensors that are compressed: no method file mentions BatchNorm, engines, devices or files.
+Methods see only the tensors that are compressed: none has to deal with BatchNorm, engines, devices or files.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from fedbat.streams import Noise, Tensors
 
 @dataclass(frozen=True)
 class Step:
-    """Where local training is: step `index` (from 0) of an announced `total` tau."""
+    """How far local training has come: step `index` (from 0) of an announced `total` of tau."""
 
     index: int
     total: int
@@ -30,7 +30,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Forward:
-    """What one forward pass computes with, and what pull_back and encode need to remember of it."""
+    """What one forward pass computes with, and what pull_back and encode need to know about it later."""
 
     weights: Tensors  # in place of w + m
     kept: Tensors = field(default_factory=dict)  # by layer
@@ -42,10 +42,10 @@ class Local:
     """One client in one round."""
 
     update: Tensors  # m
-    learned: Tensors = field(default_factory=dict)  # trained beside m by the same optimizer (FedBAT: alpha_e)
+    learned: Tensors = field(default_factory=dict)  # trained alongside m by the same optimizer (FedBAT: alpha_e)
     fixed: Tensors = field(default_factory=dict)  # carried along, not trained (FedBAT: alpha')
     last: Forward | None = None  # what was kept of the last forward pass that was trained on
-    progress: Tensor | None = None  # share of the steps that lie behind, s / tau; set before an altered forward pass
+    progress: Tensor | None = None  # share of the steps done so far, s / tau; set before an altered forward pass
 
 
 @dataclass(frozen=True)
@@ -60,36 +60,36 @@ class Method:
 
     @property
     def remembers(self) -> bool:
-        """Whether `encode` needs what it returned as memory after this client's last round; {} before its first."""
+        """Whether `encode` needs the memory that it returned in this client's last round; {} in its first."""
         return False
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The parts that `encode` may give; an upload with another is refused."""
+        """The kinds of parts that `encode` may return; an upload with any other is refused."""
         return (Kind(Dense),)
 
     @property
     def sends_weights(self) -> bool:
-        """Whether the parts hold weights and not updates."""
+        """Whether the parts hold weights rather than updates."""
         return False
 
     @property
     def step_bounds(self) -> tuple[float, float] | None:
-        """Within which it holds the step sizes it sends, if it does; 0 is always allowed, for layers that are still."""
+        """The range of the step sizes it sends, if limited; 0 is always allowed, for layers that have not moved."""
         return None
 
     def learnables(self, w: Tensors) -> Tensors:
-        """Initial values of what is learned beside m, by the layer they belong to."""
+        """Initial values of what is learned alongside m, by the layer they belong to."""
         return {}
 
     def alters_forward(self, step: Step) -> bool:
-        """Whether the model computes with something else than w + m in this step."""
+        """Whether the model computes with something other than w + m in this step."""
         return False
 
     def prepare(self, w: Tensors, local: Local) -> Tensors:
         """The `local.fixed` that the altered forward pass, or the encoding, is about to use.
 
-        Zero means "not set yet", and what is not zero stays: engines that record steps keep it as it is.
+        Zero means "not set yet", and nonzero values stay: engines that record steps keep them as they are.
         """
         return local.fixed
 
@@ -100,8 +100,8 @@ class Method:
     def pull_back(self, w: Tensors, local: Local, u: Tensors, seen: Forward, grad: Tensors) -> tuple[Tensors, Tensors]:
         """Gradients of m and of the learnables from grad = dL/d(seen weights).
 
-        This one differentiates `forward` by autograd: slow, obvious, right for any method whose forward is written
-        with `straight_through`. A method may bring its closed form.
+        This default differentiates `forward` by autograd: slow, obvious, and right for any method whose forward is
+        written with `straight_through`. A method may provide a closed form instead.
         """
         if not grad:
             return {}, {}
@@ -127,7 +127,7 @@ class Method:
         return {name: w[name] + mean[name] for name in w}
 
     def evaluate(self, w: Tensors) -> Tensors:
-        """What the test pass computes with."""
+        """The weights that the test pass computes with."""
         return w
 
     def instrument(self, model: nn.Module, names: list[str]) -> list[RemovableHandle]:
@@ -140,12 +140,12 @@ class Method:
 
     @classmethod
     def settings_of_record(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """`settings()` as an earlier version recorded them, under the names they have now."""
+        """Settings that an earlier version recorded, under the names they have now."""
         return dict(settings)
 
 
 def check_method(method: Method) -> None:
-    """Refuse a class or a name."""
+    """Refuse a class or a name in place of an instance."""
     if not isinstance(method, Method):
         what = method if isinstance(method, type | str) else type(method)
         raise ConfigError(f"method is {what!r}, expected an instance such as fedbat.FedBAT()")

@@ -1,8 +1,8 @@
-"""FedBAT's binarized steps on a CPU, each way in one pass over memory, where tensor code takes a dozen.
+"""FedBAT's binarized steps on a CPU, forward and backward in one pass over memory each; tensor code takes a dozen.
 
 Used where Numba is installed (the extra `fast`). S and the gradients of m are those of FedBAT.forward and pull_back
-bit for bit, for finite weights and an alpha that is no denormal number; the gradient of a step size is summed in
-float64 here and may differ from theirs in its last digits.
+bit for bit, for finite weights and an alpha that is not denormal; the gradient of a step size is summed in float64
+here and may differ from theirs in its last digits.
 """
 
 import warnings
@@ -22,7 +22,7 @@ Flat = np.ndarray[Any, np.dtype[Any]]
 
 
 class OnePass:
-    """Stands in for a FedBAT: works from where training stands (`live`, w + m), with no m, u or S in memory."""
+    """Stands in for a FedBAT: works on the current weights (`live`, w + m), with no m, u or S in memory."""
 
     def __init__(self, loops: ModuleType, method: FedBAT, w: Tensors, live: Tensors, noise: UniformNoise) -> None:
         self.loops, self.method, self.noise = loops, method, noise
@@ -30,7 +30,7 @@ class OnePass:
 
     @classmethod
     def of(cls, method: Method, w: Tensors, live: Tensors, noise: Noise) -> "OnePass | None":
-        """One for this method and these tensors, if there is any."""
+        """A OnePass for this method and these tensors, or None if they do not suit it."""
         if not suits(method) or type(noise) is not UniformNoise or noise.device.type != "cpu":
             return None
         if not all(_in_order(x, live[name]) for name, x in w.items()) or (loops := compiled()) is None:
@@ -38,7 +38,7 @@ class OnePass:
         return cls(loops, method, w, live, noise)
 
     def ready(self, local: Local) -> bool:
-        """Whether every layer has its alpha'; FedBAT.prepare finds it, from m."""
+        """Whether every layer has its alpha', which FedBAT.prepare computes from m."""
         return bool(local.fixed) and all(local.fixed["alpha_prime"].tolist())
 
     def draw(self) -> Tensors:
@@ -46,7 +46,7 @@ class OnePass:
         return self.noise.words(self.live)
 
     def forward(self, w: Tensors, local: Local, words: Tensors) -> Forward:
-        """As FedBAT.forward."""
+        """The same as FedBAT.forward."""
         alphas, paces = self.method.alphas(local)
         weights = {name: torch.empty_like(live) for name, live in self.live.items()}
         for (name, live), alpha in zip(self.live.items(), alphas.numpy(), strict=True):
@@ -56,7 +56,7 @@ class OnePass:
     def pull_back(
         self, w: Tensors, local: Local, words: Tensors, seen: Forward, grad: Tensors
     ) -> tuple[Tensors, Tensors]:
-        """As FedBAT.pull_back."""
+        """The same as FedBAT.pull_back."""
         passed = {name: torch.empty_like(live) for name, live in self.live.items() if name in grad}
         slopes = np.zeros(len(w))
         for i, (name, alpha) in enumerate(zip(w, seen.shared["alpha"].numpy(), strict=True)):
@@ -69,13 +69,13 @@ class OnePass:
 
 
 def suits(method: Method) -> TypeGuard[FedBAT]:
-    """Whether the loops are this method's mathematics; a variant of one's own computes for itself."""
+    """Whether the loops compute what this method does; a user's own variant computes for itself."""
     return type(method) is FedBAT and method.bits == 1 and method.step != "inf-norm" and method.sent == "fresh"
 
 
 @cache
 def compiled() -> ModuleType | None:
-    """The loops; None without a Numba that works here."""
+    """The compiled loops; None without a working Numba."""
     try:
         import numba
 
@@ -92,13 +92,13 @@ def compiled() -> ModuleType | None:
 
 
 def _in_order(w: Tensor, live: Tensor) -> bool:
-    """Whether both are float32 on the CPU and lie there alike, without gaps."""
+    """Whether both are float32 on the CPU, in the same order in memory and without gaps."""
     dense = w.is_contiguous() or (w.dim() == 4 and w.is_contiguous(memory_format=torch.channels_last))
     return dense and w.dtype == live.dtype == torch.float32 and w.device.type == "cpu" and _lie_alike(w, live)
 
 
 def _lie_alike(a: Tensor, b: Tensor) -> bool:
-    """Strides of dimensions of size 1 address nothing."""
+    """Whether the strides agree; those of dimensions of size 1 do not count, as they address nothing."""
     return all(s == t for s, t, size in zip(a.stride(), b.stride(), a.shape, strict=True) if size > 1)
 
 
@@ -107,11 +107,11 @@ def _laid_out_as(like: Tensor, x: Tensor) -> Tensor:
 
 
 class _Memory:
-    """A tensor's memory as NumPy asks for it; Tensor.numpy() would forbid its storage to be resized ever after."""
+    """A tensor's memory as NumPy asks for it; after Tensor.numpy(), its storage could never be resized again."""
 
     def __init__(self, x: Tensor) -> None:
         kind = np.dtype(np.int16 if x.dtype == torch.int16 else np.float32).str
-        self.x = x  # lives as long as the array
+        self.x = x  # kept alive as long as the array
         self.__array_interface__ = {"shape": (x.numel(),), "typestr": kind, "data": (x.data_ptr(), False), "version": 3}
 
 

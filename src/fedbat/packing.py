@@ -112,7 +112,7 @@ def unpack_codes(packed: Bytes, count: int, width: int) -> npt.NDArray[np.unsign
 
 
 def _pack_bytes(codes: npt.NDArray[np.unsignedinteger], width: int) -> Bytes:
-    """Eight codes, a byte each, are one number of 64 bits: two close up, then two pairs, then two fours."""
+    """Eight codes of a byte each are one 64-bit number, in which neighbors close up, then pairs, then fours."""
     packed = np.empty((-(-len(codes) // 8), width), np.uint8)
     for start in range(0, len(packed), _BLOCK // 8):
         rows = packed[start : start + _BLOCK // 8]
@@ -128,7 +128,7 @@ def _pack_bytes(codes: npt.NDArray[np.unsignedinteger], width: int) -> Bytes:
 
 
 def _unpack_bytes(packed: Bytes, width: int) -> Bytes:
-    """The inverse, with up to seven zeros at the end."""
+    """The inverse of `_pack_bytes`, with up to seven zeros at the end."""
     whole, tail = divmod(len(packed), width)
     lanes = np.zeros((whole + (tail > 0), 8), np.uint8)
     lanes[:whole, :width] = packed[: whole * width].reshape(-1, width)
@@ -142,7 +142,7 @@ def _unpack_bytes(packed: Bytes, width: int) -> Bytes:
 
 
 def _unpack_whole(packed: Bytes, count: int, width: int) -> Bytes:
-    """Where no code lies across two bytes: each byte is looked up, and what it holds is written as one number."""
+    """For widths at which no code spans two bytes: each byte is looked up, and its codes are written as one number."""
     codes = np.empty((len(packed), 8 // width), np.uint8)
     table, numbers = _codes_of_byte(width), codes.view(f"u{8 // width}")[:, 0]
     for start in range(0, len(packed), _BLOCK):
@@ -159,7 +159,7 @@ def _codes_of_byte(width: int) -> npt.NDArray[np.unsignedinteger]:
 
 
 def _low(bits: int, ones: int) -> np.uint64:
-    """So many bits set in every second lane."""
+    """A mask of the lowest `bits` bits in every second lane."""
     return np.uint64(((1 << bits) - 1) * ones)
 
 
@@ -176,9 +176,9 @@ def look_up(table: Tensor, codes: Tensor) -> Tensor:
 
 
 def add_codes(total: Tensor, codes: Tensor, table: Tensor) -> None:
-    """total += table[codes], in place, for uint8 codes that are all in range; all lie together, total and codes flat.
+    """total += table[codes], in place, for uint8 codes that are all in range; all on one device, total and codes flat.
 
-    Two codes are one number, looked up in a table of pairs: about as fast as adding signs.
+    Two codes are read as one number and looked up in a table of pairs: about as fast as adding signs.
     """
     if total.device.type != "cpu" or len(codes) < 512 * len(table):  # for few codes the table of pairs is not worth it
         total.add_(look_up(table, codes))

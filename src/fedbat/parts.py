@@ -1,8 +1,8 @@
 """What one compressed tensor can look like in an upload: dense, signs or sparse.
 
-A part keeps its packed form; `unpack` and `add_to` agree bit for bit. On the wire a part is an 8-byte record (kind,
+A part keeps its packed form; `add_to` adds what `unpack` gives. On the wire a part is an 8-byte record (kind,
 parameter, one 32-bit word) in the header and a body whose length follows from the record and the tensor's size
-(docs/wire-format.md). Parts may lie on any device; `body` brings them home.
+(docs/wire-format.md). Parts may lie on any device; `body` brings them to the CPU.
 """
 
 import math
@@ -37,12 +37,12 @@ class Part(ABC):
     @property
     @abstractmethod
     def numel(self) -> int:
-        """Number of elements it stands for."""
+        """Number of elements that it stands for."""
 
     @property
     @abstractmethod
     def nbits(self) -> int:
-        """Bits of information, step size included, padding not."""
+        """Bits of information, including the step size but no padding."""
 
     @property
     def step(self) -> Tensor | None:
@@ -73,17 +73,17 @@ class Part(ABC):
     @classmethod
     @abstractmethod
     def parse(cls, record: Record, numel: int, reader: "Reader") -> Self:
-        """The part that `body` wrote; raises WireError and reads nothing beyond what the record allows."""
+        """Read the part that `body` wrote; raises WireError, and reads nothing beyond what the record allows."""
 
 
 class Kind(NamedTuple):
-    """What a part may be: of a type, with a parameter in its record (None: any)."""
+    """A kind of part: its type, and the parameter in its record (None: any)."""
 
     part: type[Part]
     parameter: int | None = 0
 
     def fits(self, record: Record) -> bool:
-        """Whether the record announces such a part."""
+        """Whether the record announces a part of this kind."""
         return record.kind == self.part.KIND and self.parameter in (None, record.parameter)
 
     def __str__(self) -> str:
@@ -122,7 +122,7 @@ class Reader:
         return torch.from_numpy(values)
 
     def close(self) -> None:
-        """All bytes must have been taken."""
+        """Refuse bytes that are left over."""
         if left := len(self._data) - self._at:
             raise WireError(f"{left} bytes follow the last tensor, expected none; the upload is damaged")
 
@@ -159,7 +159,7 @@ class Dense(Part):
 
 @dataclass(frozen=True, eq=False)
 class Signs(Part):
-    """scale * (+1 or -1): one bit a value and one float32."""
+    """scale * (+1 or -1): one bit per value and one float32."""
 
     packed: Tensor  # uint8 [ceil(count / 8)]
     scale: Tensor  # float32 []
@@ -188,10 +188,10 @@ class Signs(Part):
         return self.scale
 
     def unpack(self) -> Tensor:
-        if self.packed.device.type != "cpu":  # nobody asks the device for a number: this can be recorded
+        if self.packed.device.type != "cpu":  # no number is read from the device, so this can be recorded
             positive = packing.unpack_signs(self.packed, self.count)
             return positive.to(torch.float32).mul_(2).sub_(1).mul_(self.scale)
-        values = torch.full((self.count,), -0.0, dtype=torch.float32, device="cpu")  # added to, even -0 stays
+        values = torch.full((self.count,), -0.0, dtype=torch.float32, device="cpu")  # adding to it preserves even -0
         self.add_to(values, 1.0)
         return values
 
@@ -227,7 +227,7 @@ class Sparse(Part):
 
     @property
     def nbits(self) -> int:
-        """32 a kept value, and the positions' code with the length of its unary part."""
+        """32 per kept value, plus the code of the positions and the length of its unary part."""
         width, _, unary = self._coded()
         return 32 * len(self.values) + len(self.positions) * width + 8 * len(unary) + 32
 
@@ -291,7 +291,7 @@ def scale_of(word: int) -> Tensor:
 
 
 def expect_unused(kind: str, **fields: int) -> None:
-    """Fields of a record that say nothing are zero."""
+    """Refuse a record whose unused fields are not zero."""
     for name, value in fields.items():
         if value:
             raise WireError(f"{name} of a {kind} tensor is {value}, expected 0; the upload is damaged")

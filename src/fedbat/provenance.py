@@ -16,7 +16,7 @@ import torch
 
 
 def provenance(names: Iterable[str] = ()) -> dict[str, Any]:
-    """Versions, revision and machine, for a record; code of the user's own is found by the `names` of what was run."""
+    """Versions, revision and machine, for a record; the user's own code is found by the `names` of what was run."""
     return {
         "versions": {
             "fedbat": package_version(),
@@ -38,7 +38,7 @@ def provenance(names: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def package_version() -> str:
-    """The installed version, or that of a bare source tree."""
+    """The installed version; "source" for a bare source tree."""
     try:
         return version("fedbat")
     except PackageNotFoundError:
@@ -47,7 +47,7 @@ def package_version() -> str:
 
 @cache
 def source_digest() -> str:
-    """Of this package's code: it names a version where there is no git, as in a copy on another machine."""
+    """A hash of this package's source files: names a version where there is no git, as in a copy on another machine."""
     here, digest = Path(__file__).parent, hashlib.sha256()
     for path in sorted(here.rglob("*.py"), key=lambda path: path.relative_to(here).as_posix()):
         digest.update(f"{path.relative_to(here).as_posix()}\0".encode() + path.read_bytes() + b"\0")
@@ -55,7 +55,7 @@ def source_digest() -> str:
 
 
 def _own_modules(names: Iterable[str]) -> dict[str, str]:
-    """By module of every `package.module:name`, the hash of its file."""
+    """The hash of the file of each module in the `package.module:name` among these, by module."""
     found = {}
     for module in (name.partition(":")[0] for name in names if ":" in name):
         path = getattr(sys.modules.get(module), "__file__", None)
@@ -65,7 +65,7 @@ def _own_modules(names: Iterable[str]) -> dict[str, str]:
 
 
 def _numba() -> str | None:
-    """FedBAT's steps on CPUs may differ in last digits with and without it."""
+    """Numba's version or None; with and without it, FedBAT's steps on CPUs may differ in their last digits."""
     try:
         return version("numba")
     except PackageNotFoundError:
@@ -73,7 +73,7 @@ def _numba() -> str | None:
 
 
 def _git_revision() -> str | None:
-    """Of the source tree this package runs from, with "+" when it has changes; None when installed."""
+    """The revision of the source tree this package runs from, with "+" if it has changes; None if installed."""
     here = Path(__file__).parent
     try:
         command = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]

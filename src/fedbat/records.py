@@ -35,7 +35,7 @@ from fedbat.training import LayerReport
 
 
 class RunRecord:
-    """The folder of one run; empty again if not even one round was done."""
+    """The folder of one run; left empty if not a single round was done."""
 
     def __init__(self, folder: Path, federation: Federation, rounds: list[Round], legs: list[dict[str, Any]]) -> None:
         self.folder, self.federation, self.rounds = folder, federation, rounds
@@ -43,7 +43,7 @@ class RunRecord:
 
     @classmethod
     def begin(cls, folder: Path, federation: Federation, engine: Mapping[str, str | None] | None = None) -> Self:
-        """In a new folder."""
+        """Begin a record in a new folder."""
         check_free(folder)
         make_folder(folder)
         record = cls(folder, federation, [], [_leg(1, engine, federation.experiment)])
@@ -52,13 +52,13 @@ class RunRecord:
 
     @classmethod
     def read(cls, folder: Path, federation: Federation) -> Self:
-        """What a run has written so far."""
+        """Read what a run has written so far."""
         summary = read_summary(folder)
         legs = [{"first_round": 1, **{key: summary.get(key, {}) for key in _LEG}}, *summary["resumed"]]
         return cls(folder, federation, _read_rounds(folder / "rounds.jsonl"), legs)
 
     def resume(self, num_rounds: int, engine: Mapping[str, str | None] | None = None) -> None:
-        """Go on after so many rounds; the file may be ahead of the checkpoint, or end in half a line."""
+        """Go on after `num_rounds` rounds; the file may be ahead of the checkpoint, or end in half a line."""
         self._cut(num_rounds)
         first = num_rounds + 1
         before = [leg for leg in self.legs if leg["first_round"] < first]
@@ -78,7 +78,7 @@ class RunRecord:
         self._write_summary("running")
 
     def close(self, status: str, num_rounds: int, state: State) -> None:
-        """Write the model after so many rounds and the final summary ("finished", "interrupted" or "failed")."""
+        """Write the model after `num_rounds` rounds and the final summary ("finished", "interrupted" or "failed")."""
         self._cut(num_rounds)  # Ctrl-C may have come while a line was written
         if not self.rounds:
             for name in ("rounds.jsonl", "summary.json"):
@@ -135,14 +135,14 @@ def is_begun(folder: Path) -> bool:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether what was begun in this folder has done all its rounds."""
+    """Whether the run or comparison in this folder has done all its rounds."""
     if runs := run_folders(folder, read_plan(folder)):
         return all(is_begun(run) and is_finished(run) for run in runs)
     return bool(read_summary(folder)["status"] == "finished")
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """summary.json of a run's folder."""
+    """Read the summary.json of a run's folder."""
     found = _read(folder / "summary.json")
     if "status" not in found or "config" not in found:
         raise _no_run(folder)
@@ -150,12 +150,12 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def read_experiment(folder: Path) -> Experiment:
-    """The experiment that was recorded there."""
+    """The experiment that was recorded in this folder."""
     return experiment_of(read_summary(folder)["config"])
 
 
 def write_plan(folder: Path, experiments: Sequence[Experiment], engine: Mapping[str, str | None]) -> None:
-    """compare.json: which runs belong to a comparison, those not yet begun too, and how they are computed."""
+    """Write compare.json: the runs of a comparison, even those not yet begun, and how they are computed."""
     check_free(folder)
     plan = {"engine": engine, "runs": [dataclasses.asdict(experiment) for experiment in experiments]}
     write_text(folder / "compare.json", json.dumps(_jsonable(plan), indent=2) + "\n")
@@ -192,18 +192,18 @@ def _no_run(folder: Path) -> DataError:
 
 
 def run_folders(folder: Path, experiments: Sequence[Experiment]) -> list[Path]:
-    """Where the runs of a comparison lie: each in a folder of its name."""
+    """The folders of a comparison's runs, each named after its run."""
     return [folder / file_name(name) for name in run_names(experiments)]
 
 
 def run_names(experiments: Sequence[Experiment]) -> list[str]:
-    """What tells the runs of a comparison apart: their variants, and their seeds if there are several."""
+    """The names of a comparison's runs: their variants, with their seeds if there are several."""
     several = len({experiment.seed for experiment in experiments}) > 1
     return [f"{one.variant} seed={one.seed}" if several else one.variant for one in experiments]
 
 
 def file_name(text: str) -> str:
-    """A name that every file system takes."""
+    """The text as a name that every file system accepts."""
     return re.sub(r"[^\w.,+-]+", "-", text)
 
 
@@ -216,7 +216,7 @@ def experiment_of(config: Mapping[str, Any]) -> Experiment:
 
 
 def _read_rounds(path: Path) -> list[Round]:
-    """All whole lines; a process may have died within the last."""
+    """Read all complete lines; a process may have died while writing the last."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     if lines and not lines[-1].endswith("\n"):
         lines.pop()
@@ -227,7 +227,7 @@ def _read_rounds(path: Path) -> list[Round]:
 
 
 def summarize(federation: Federation, rounds: list[Round]) -> dict[str, Any]:
-    """The figures of a run from its rounds; before the first there is only what was asked for."""
+    """The figures of a run from its rounds; before the first, only what was asked for."""
     asked = {
         "config": dataclasses.asdict(federation.experiment),
         "method_settings": federation.method.settings(),
@@ -265,7 +265,7 @@ def _line(round_: Round) -> str:
 
 
 def _round_of(line: dict[str, Any]) -> Round:
-    """The inverse of `round_line`; what JSON had no word for is read as NaN."""
+    """The inverse of `round_line`; null is read as NaN."""
     figures = {key: math.nan if line[key] is None else line[key] for key in ("accuracy", "loss", "train_loss")}
     layers = {name: LayerReport(**report) for name, report in line["layers"].items()}
     lost = {int(client): reason for client, reason in line["lost"].items()}
@@ -284,7 +284,7 @@ def _leg(first_round: int, engine: Mapping[str, str | None] | None, experiment: 
 
 
 def _jsonable(value: Any) -> Any:
-    """NaN and infinity, which JSON has no word for, as null."""
+    """The value with NaN and infinity, which JSON lacks, as null."""
     if isinstance(value, dict):
         return {key: _jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

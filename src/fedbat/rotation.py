@@ -1,19 +1,19 @@
-"""A seeded random rotation R of a flat vector of any length d, and its inverse: what DRIVE and EDEN look through.
+"""A seeded random rotation R of a flat vector of any length d, and its inverse, for DRIVE and EDEN.
 
-R spreads every coordinate over all, so that R x looks like ||x|| / sqrt(d) times Gaussian noise whatever x was. It is
-made of two windows as long as the largest power of two n <= d, one at each end of the vector: R = B A P, where A
-replaces the first n coordinates z by H D z and B does so with the last n, D being random signs and H the orthonormal
-Hadamard matrix. The windows overlap, since 2 n > d, and so every coordinate meets every other. P, where n < d, deals
-the coordinates out beforehand as cards are dealt, so that a window holds an even sample of x and not its one end.
+R spreads every coordinate over all others, so that R x looks like ||x|| / sqrt(d) times Gaussian noise, whatever x is.
+It uses two windows of length n, the largest power of two <= d, one at each end of the vector: R = B A P, where A
+replaces the first n coordinates z by H D z and B does the same to the last n, with random signs D and the orthonormal
+Hadamard matrix H. The windows overlap, since 2 n > d, so every coordinate meets every other. If n < d, P first deals
+the coordinates out like cards, so that a window holds an even sample of x rather than one end of it.
 
-Laws: R is orthogonal, R^T R = I up to rounding; R x has as many coordinates as x, so no padding travels; where d = n
-every coordinate is mixed twice, which spreads even a vector with a single entry. What the overlap does not reach, d - n
-coordinates at each end, is mixed once. Without P these would keep the energy of their end of x, and DRIVE and EDEN
-would shrink the larger and stretch the smaller end.
+Properties: R is orthogonal, R^T R = I up to rounding; R x has as many coordinates as x, so no padding travels; if
+d = n, every coordinate is mixed twice, which spreads even a vector with a single entry. The d - n coordinates at each
+end that lie outside the overlap are mixed once. Without P these would keep the energy of their end of x, and DRIVE and
+EDEN would shrink the larger end and stretch the smaller.
 
-Every number is a fixed tree of float32 sums and differences: no order of summing is left to a library, so that CPUs,
-GPUs and other languages find the same bits. This takes 2 n log2(n) additions; on a CPU they are made block by block, as
-large as a cache can hold.
+Every number is a fixed tree of float32 sums and differences: no order of summation is left to a library, so CPUs, GPUs
+and other languages compute the same bits. This takes 2 n log2(n) additions; on a CPU they are done in blocks that fit
+into its cache.
 """
 
 from math import isqrt
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedbat import seeds
 
-_BLOCK = 1 << 18  # coordinates worked on at once on a CPU: with fewer the calls cost more, with more caches miss
+_BLOCK = 1 << 18  # coordinates worked on at once on a CPU: with fewer, calls cost more; with more, caches miss
 _NARROW = 1 << 7  # pairs nearer than this are transposed apart first, because short runs are added slowly
 
 
@@ -46,7 +46,7 @@ def rotate_back(y: Tensor, seed: Tensor) -> Tensor:
 
 
 def _deal(x: Tensor) -> Tensor:
-    """P x: coordinate j c + i goes to place i r + j, where r rows of c = floor(sqrt(d)) fit into d; the rest stays."""
+    """P x: coordinate j c + i goes to place i r + j, where r rows of c = floor(sqrt(d)) fit into d; the rest stay."""
     y, (rows, columns) = torch.empty_like(x), _table(x.numel())
     cut = rows * columns
     y[:cut].view(columns, rows).copy_(x[:cut].view(rows, columns).t())
@@ -64,7 +64,7 @@ def _collect(y: Tensor) -> Tensor:
 
 
 def _table(d: int) -> tuple[int, int]:
-    """Rows and columns; none for a power of two, which both windows hold in full."""
+    """Rows and columns; none if d is a power of two, as both windows then hold all of the vector."""
     columns = isqrt(d)
     return (d // columns, columns) if d & (d - 1) else (0, 0)
 
@@ -106,7 +106,7 @@ def _hadamard_(x: Tensor) -> Tensor:
 
 
 def _add_and_subtract(x: Tensor, spare: Tensor, distance: int) -> Tensor:
-    """Replace pairs (a, b) by (a + b, a - b) at `distance`, twice that, and so on: in x or in spare, both are used."""
+    """Replace pairs (a, b) by (a + b, a - b) at `distance`, twice that, and so on; the result is in x or in spare."""
     while distance < x.numel():
         (a, b), (total, difference) = (y.view(-1, 2, distance).unbind(1) for y in (x, spare))
         torch.add(a, b, out=total)

@@ -14,7 +14,7 @@ from fedbat.memories import Memories, half_of_ram
 from fedbat.records import RunRecord, is_begun, is_finished, read_experiment, read_summary
 from fedbat.simulation import Round, initial_state, rounds
 
-CHECKPOINT_SECONDS = 20.0  # between two; a round on a GPU takes a fifth of one
+CHECKPOINT_SECONDS = 20.0  # between two checkpoints; a round on a GPU takes a fifth of a second
 
 
 def run_recorded(
@@ -29,14 +29,14 @@ def run_recorded(
     deadline: float = float("inf"),
     memory_budget: float | None = None,
 ) -> RunRecord:
-    """Begin a run in a new folder, or go on with the one that is there, to the same results; a finished one is read.
+    """Begin a run in a new folder, or go on with the one there, to the same results; a finished one is only read.
 
-    `engine_facts` go into the record beside the engine's name and precision. `on_start` sees the record before the
-    first round to be done, `on_round` each round. No round is begun after `deadline` (of time.monotonic());
-    `record.finished` tells whether all were done.
+    `engine_facts` go into the record besides the engine's name and precision. `on_start` sees the record before the
+    first round that is left to do, `on_round` sees each round. No round is begun after `deadline` (by
+    time.monotonic()); `record.finished` tells whether all were done.
     ConfigError if another process is at work in the folder.
-    Ctrl-C and errors come out as they are; the rounds done so far are recorded and a checkpoint is left to go on from.
-    `memory_budget` bytes of client memories stay in RAM (default: half of the machine's), the others wait on disk.
+    Ctrl-C and errors propagate; the rounds done so far are recorded and a checkpoint is left to go on from.
+    `memory_budget` bytes of client memories stay in RAM (default: half of the machine's), the rest wait on disk.
     """
     engine_facts = {"name": type(engine).__name__, "precision": engine.precision, **(engine_facts or {})}
     place = folder / "checkpoint"
@@ -77,7 +77,7 @@ def run_recorded(
 def _opened(
     federation: Federation, folder: Path, place: Path, budget: float, engine: Mapping[str, str | None] | None
 ) -> tuple[RunRecord, Checkpoint]:
-    """The record to write on and the checkpoint to go on from, old or new."""
+    """The record to add to and the checkpoint to go on from, existing or new."""
     if is_begun(folder):
         _check_same(federation, folder)
         record = RunRecord.read(folder, federation)
@@ -92,7 +92,7 @@ def _opened(
 
 
 def _check_same(federation: Federation, folder: Path) -> None:
-    """Only the same experiment can be gone on with."""
+    """Refuse a folder that holds another experiment, or the same one with other defaults of its method."""
     wanted, found = vars(federation.experiment), vars(read_experiment(folder))
     other = [f"{name} is {found[name]} there, {value} here" for name, value in wanted.items() if found[name] != value]
     if other:
@@ -110,7 +110,7 @@ def _check_same(federation: Federation, folder: Path) -> None:
 
 
 def _check_model(federation: Federation, checkpoint: Checkpoint, folder: Path) -> None:
-    """A model of one's own may have changed under its name."""
+    """Refuse a checkpoint of another model: a user's own may have changed under the same name."""
     found = {name: tuple(tensor.shape) for name, tensor in checkpoint.state.w.items()}
     wanted = {entry.name: tuple(entry.shape) for entry in federation.layout}
     if other := sorted(set(found.items()) ^ set(wanted.items())):
@@ -131,4 +131,4 @@ def _last_checkpoint(federation: Federation, record: RunRecord, place: Path, bud
             f"{record.folder} has {len(record.rounds)} rounds but no checkpoint to go on from; "
             "start the run anew in another folder"
         )
-    return Checkpoint(0, initial_state(federation, Memories(place, budget)))  # it died before its first checkpoint
+    return Checkpoint(0, initial_state(federation, Memories(place, budget)))  # the run died before its first checkpoint

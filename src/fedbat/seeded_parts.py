@@ -1,7 +1,7 @@
-"""Parts of which the receiver makes one half itself, from a 64-bit seed: rotated signs and levels, masked noise.
+"""Parts of which the receiver recreates one half from a 64-bit seed: rotated signs and levels, masked noise.
 
-Their bodies begin with the seed (docs/wire-format.md, kinds 16 to 31). Adding a rotated part costs the server a
-rotation back, about as much as encoding it cost the client.
+Their bodies begin with the seed (docs/wire-format.md, kinds 16 to 31). To add a rotated part, the server has to rotate
+it back, which costs about as much as encoding it cost the client.
 """
 
 from abc import abstractmethod
@@ -38,7 +38,7 @@ class Seeded(Part):
 
 
 class OneBit(Seeded):
-    """One bit a value, one float32 and a seed."""
+    """One bit per value, one float32 and a seed."""
 
     packed: Tensor  # uint8 [ceil(count / 8)]
     count: int
@@ -56,7 +56,7 @@ class OneBit(Seeded):
 
 
 class Rotated(Seeded):
-    """scale * R^T levels: R is the seed's rotation."""
+    """scale * R^T levels, where R is the rotation made from the seed."""
 
     scale: Tensor  # float32 []
 
@@ -66,7 +66,7 @@ class Rotated(Seeded):
 
     @abstractmethod
     def levels(self) -> Tensor:
-        """What is rotated back: float32, flat."""
+        """The values to be rotated back: float32, flat."""
 
     def unpack(self) -> Tensor:
         return rotate_back(self.levels(), self.seed).mul_(self.scale)
@@ -104,9 +104,9 @@ class RotatedSigns(OneBit, Rotated):
 
 @dataclass(frozen=True, eq=False)
 class RotatedLevels(Rotated):
-    """The 2^width Lloyd-Max levels of the normal law: `width` bits a value, one float32 and a seed."""
+    """The 2^width Lloyd-Max levels of the normal distribution: `width` bits per value, one float32 and a seed."""
 
-    codes: Tensor  # uint8 [numel], from the lowest level up
+    codes: Tensor  # uint8 [numel], 0 for the lowest level
     scale: Tensor
     seed: Tensor
     width: int
@@ -137,7 +137,7 @@ class RotatedLevels(Rotated):
 
     @classmethod
     def parse(cls, record: Record, numel: int, reader: Reader) -> Self:
-        """Codes of 2 to 4 bits, all of which stand for a level."""
+        """Read codes of 2 to 4 bits, all of which stand for a level."""
         width = record.parameter
         if width not in WIDTHS:
             raise WireError(f"rotated levels of {width} bits, expected 2 to 4; the upload is damaged")

@@ -1,8 +1,8 @@
-"""Random numbers that sender and receiver make alike from a 64-bit seed, on any device: a counter through splitmix64.
+"""Random numbers that sender and receiver compute alike from a 64-bit seed, on any device: splitmix64 of a counter.
 
 A seed is an int64 tensor of shape (), its bits read as unsigned; word number i of its sequence is
-splitmix64(seed + (i + 1) gamma). All of it is tensor arithmetic that wraps modulo 2^64, so that it can be recorded on a
-GPU and replayed with another seed.
+splitmix64(seed + (i + 1) gamma). It is all tensor arithmetic that wraps modulo 2^64, so it can be recorded on a GPU and
+replayed with another seed.
 """
 
 import torch
@@ -21,13 +21,13 @@ _MIX = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
 
 
 def draw_seeds(noise: Noise, like: Tensors) -> Tensors:
-    """A fresh seed for every tensor in `like`: four draws of 16 bits each, all that noise on the CPU has."""
+    """A fresh seed for every tensor in `like`, from four draws of 16 bits each: noise on the CPU has no more."""
     u = noise({name: tensor.new_empty(4) for name, tensor in like.items()})
     return {name: seed_of(values) for name, values in u.items()}
 
 
 def seed_of(u: Tensor) -> Tensor:
-    """The seed that four draws from U(0, 1) give, 16 bits each; 1, which GPUs draw, counts as the number below."""
+    """The seed made of four draws from U(0, 1), 16 bits each; 1, which GPUs may draw, counts as the number below."""
     sixteens = (u * 65536).to(torch.int64).clamp(max=65535)
     return (sixteens << torch.arange(0, 16 * u.numel(), 16, device=u.device)).sum()
 
@@ -41,7 +41,7 @@ def words(seed: Tensor, start: int, count: int) -> Tensor:
 
 
 def signs(seed: Tensor, start: int, count: int, magnitude: float) -> Tensor:
-    """`count` times +-magnitude, float32: the bits from word `start` on, least significant first, 1 for +."""
+    """`count` values of +-magnitude, float32, from the bits of words `start` on, least significant first; 1 means +."""
     bytes_ = words(seed, start, -(-count // 64)).view(torch.uint8)
     return (packing.signs_on(seed.device) * magnitude).index_select(0, bytes_.int()).view(-1)[:count]
 
@@ -53,5 +53,5 @@ def uniform(seed: Tensor, count: int) -> Tensor:
 
 
 def _shifted(z: Tensor, by: int) -> Tensor:
-    """`z >> by` of unsigned words: int64 would draw the sign in."""
+    """`z >> by` for unsigned words: on int64, the shift alone would extend the sign."""
     return (z >> by) & ((1 << (64 - by)) - 1)

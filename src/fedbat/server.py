@@ -1,4 +1,4 @@
-"""The server's side of a round: decode one upload at a time, add it, forget it. Memory does not grow with clients."""
+"""The server's side of a round: decode one upload, add it, forget it. More clients take no more memory."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -18,14 +18,14 @@ from fedbat.training import wide
 from fedbat.transfer import all_sent_to
 from fedbat.wire import Payload
 
-_MOST = 1e12  # of a weight: with more, or less than its inverse, sums in float32 could overflow or vanish
+_MOST = 1e12  # the largest weight: above it, or below its inverse, sums in float32 could overflow or vanish
 _ADDING = Lock()  # one for all servers, because a server with its own could not be copied or pickled
 
 
 class Aggregator:
     """The weighted mean of one round's uploads: w + sum_k p'_k m_hat_k, p'_k = weight_k / sum of weights (Eq. 11).
 
-    `received` is what clients trained from, where that is not w: weights that a method sends are then changes of it.
+    `received` is what clients trained from, if that is not w: weights that a method sends are then changes of it.
     """
 
     def __init__(self, method: Method, layout: Layout, w: Tensors, received: Tensors | None = None) -> None:
@@ -36,7 +36,7 @@ class Aggregator:
             entry.name: torch.zeros(entry.numel, dtype=entry.wire_dtype, device=w[entry.name].device)
             for entry in layout.compressed
         }
-        for entry in layout.rest:  # small, many, and on the CPU when they arrive: there they are added
+        for entry in layout.rest:  # small, many, and on the CPU when they arrive, so they are added there
             self._sums[entry.name] = (
                 w[entry.name].to("cpu", copy=True)
                 if entry.role == "max"
@@ -44,7 +44,7 @@ class Aggregator:
             )
 
     def add(self, payload: Payload, weight: float) -> None:
-        """Add one upload; p'_k needs the other weights only at the end."""
+        """Add one upload; the other weights, for p'_k, are needed only at the end."""
         weight = _checked(weight)
         for device, names in self._places(payload.parts).items():
             for name, part in _parts_on(device, {name: payload.parts[name] for name in names}).items():
@@ -77,7 +77,7 @@ class Aggregator:
         return {entry.name: result[entry.name].to(self.w[entry.name].dtype) for entry in self.layout}
 
     def _places(self, names: Iterable[str]) -> dict[torch.device, list[str]]:
-        """Which of these tensors lie where, nearly always all in one place."""
+        """The names of these tensors by device, nearly always a single one."""
         found: dict[torch.device, list[str]] = {}
         for name in names:
             found.setdefault(self.w[name].device, []).append(name)
@@ -88,7 +88,7 @@ class Aggregator:
 
 
 def _checked(weight: float) -> float:
-    """Before anything is added: half an upload would spoil the round."""
+    """The weight as a number; checked before anything is added, since half an upload would spoil the round."""
     try:
         number = float(weight)
     except (TypeError, ValueError):
@@ -102,7 +102,7 @@ def _checked(weight: float) -> float:
 
 
 def _parts_on(device: torch.device, parts: Mapping[str, Part]) -> dict[str, Part]:
-    """The parts with all their tensors on a GPU, brought there by one copy; elsewhere each finds its own way."""
+    """The parts with all their tensors on a GPU, brought there in one copy; elsewhere, the parts as they are."""
     if device.type != "cuda":
         return dict(parts)
     fields = [(name, field) for name, part in parts.items() for field, x in vars(part).items() if torch.is_tensor(x)]
@@ -114,10 +114,10 @@ def _parts_on(device: torch.device, parts: Mapping[str, Part]) -> dict[str, Part
 
 
 class Server:
-    """A model that learns from uploads: `add(raw, weight=num_samples)` each of a round's, then `step()`.
+    """A model that learns from uploads: `add(raw, weight=num_samples)` for each upload of a round, then `step()`.
 
-    Uploads may be added by several threads. What a model of half precision has learned is kept in float32: less than
-    its last digit would never add up.
+    Uploads may be added from several threads. Half-precision models are kept in float32, too: changes smaller than
+    their last digit would never add up.
     """
 
     def __init__(self, method: Method, model: nn.Module, *, layout: Layout | None = None) -> None:
@@ -130,7 +130,7 @@ class Server:
         self._begin_round()
 
     def add(self, upload: bytes | bytearray | memoryview, weight: float, *, context: int | None = None) -> None:
-        """Decode one client's bytes and add them; WireError if they are not such an upload."""
+        """Decode one client's bytes and add them; WireError if they are not an upload for this model and method."""
         payload = Payload.from_bytes(upload, self.layout, context, self.method.kinds)
         with _ADDING:
             self._round.add(payload, weight)
@@ -147,7 +147,7 @@ class Server:
             self._begin_round()
 
     def _look(self) -> None:
-        """At the model as it is: others may write into its tensors, or give it new ones (`model.to`)."""
+        """Take in the model as it is now: others may write into its tensors, or give it new ones (`model.to`)."""
         for name, x in tensors_of(self._model, self.layout).items():
             exact, kept = wide(x), self._true.get(name)
             if exact is not x and kept is not None:

@@ -1,4 +1,4 @@
-"""What users write as text: hyper-parameters ("rho=6"), the checks their dataclasses make, and classes of their own."""
+"""What users write as text: hyper-parameters ("rho=6"), the checks of their dataclasses, and the users' own classes."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
@@ -14,53 +14,53 @@ _BOOLEANS = {"on": True, "true": True, "off": False, "false": False}
 
 
 def imported(name: str) -> Any:
-    """What `package.module:name` stands for; ImportError says why there is no such thing."""
+    """The object that `package.module:name` stands for; ImportError says why there is none."""
     module, colon, own = name.partition(":")
     if not colon:
         raise ImportError("it has no ':'")
     try:
         return getattr(import_module(module), own)
     except ModuleNotFoundError as error:
-        ours = error.name is not None and f"{module}.".startswith(f"{error.name}.")  # not one that it imports
+        ours = error.name is not None and f"{module}.".startswith(f"{error.name}.")  # not a module that it imports
         raise ImportError(f"{error}; start in the folder that holds it" if ours else error) from None
     except (AttributeError, ValueError) as error:
         raise ImportError(error) from None
 
 
 def closest(name: str, choices: Iterable[str]) -> str:
-    """An end for a sentence that lists the choices: what was most likely meant, if anything comes near."""
+    """The end of a sentence that lists the choices: what was most likely meant, if any choice is close."""
     near = get_close_matches(name, choices, 1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
 def is_a(hint: Any, value: object) -> bool:
-    """Whether the value is of this type; a whole number is a number, too, True and False are neither."""
+    """Whether the value is of this type; a whole number also counts as a number, True and False as neither."""
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     kinds = tuple(get_origin(option) or option for option in options)
     return isinstance(value, (*kinds, int) if float in kinds else kinds) and (type(value) is not bool or bool in kinds)
 
 
 def check_range(name: str, value: float, low: float, high: float, hint: str, *, open_low: bool = False) -> None:
-    """Low <= value <= high (low < value with `open_low`)."""
+    """Refuse a value outside [low, high], or (low, high] with `open_low`."""
     if not is_a(float, value) or not (low < value if open_low else low <= value) or not value <= high:
         interval = f"{'(' if open_low else '['}{low:g}, {high:g}]"
         raise ConfigError(f"{name}={value!r}, expected a number in {interval}; {hint}")
 
 
 def check_whole(name: str, value: int, low: int, high: int, hint: str) -> None:
-    """Low <= value <= high, and nothing in between two of them."""
+    """Refuse anything but a whole number from low to high."""
     if not is_a(int, value) or not low <= value <= high:
         raise ConfigError(f"{name}={value!r}, expected a whole number from {low} to {high}; {hint}")
 
 
 def check_choice(name: str, value: object, choices: Any) -> None:
-    """`value` is one of a Literal type's values."""
+    """Refuse a value that is not one of a Literal type's."""
     if value not in get_args(choices):
         raise ConfigError(f"{name}={value}, expected one of {', '.join(map(str, get_args(choices)))}")
 
 
 def setting_names(kind: type) -> list[str]:
-    """The hyper-parameters a method's dataclass has."""
+    """The names of the hyper-parameters of a method's dataclass."""
     return [field.name for field in dataclasses.fields(kind)]
 
 
@@ -69,7 +69,7 @@ class Setting(NamedTuple):
 
     name: str
     default: str
-    values: str  # that can be given
+    values: str  # that it accepts
     meaning: str  # its annotation, if it has one: rho: Annotated[float, "pace of the step size"] = 6.0
 
 
@@ -88,7 +88,7 @@ def settings_of(kind: type) -> list[Setting]:
 
 
 def parse_settings(kind: type, pairs: Mapping[str, Any]) -> dict[str, Any]:
-    """Text, or values of the same meaning, as the types of the dataclass's fields."""
+    """Convert text, or values of the same meaning, to the types of the dataclass's fields."""
     hints = get_type_hints(kind)
     known_names = setting_names(kind)
     parsed = {}
@@ -109,7 +109,7 @@ def parse_settings(kind: type, pairs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_settings(kind: type) -> None:
-    """Refuse a method without defaults, and settings that would not count."""
+    """Refuse settings without a default, and fields that have no effect because the class is not a dataclass."""
     fields, hints = {found.name: found for found in dataclasses.fields(kind)}, get_type_hints(kind)
     own = {name for name in vars(kind).get("__annotations__", {}) if get_origin(hints[name]) is not ClassVar}
     if own and "__dataclass_fields__" not in vars(kind):
@@ -122,8 +122,8 @@ def check_settings(kind: type) -> None:
 
 
 def show(value: object) -> str:
-    """A setting as it is written on the command line: short, but from its text comes the same value again."""
-    if isinstance(value, tuple | list):  # a list where it has been in JSON
+    """A setting as written on the command line: short, but its text gives the same value again."""
+    if isinstance(value, tuple | list):  # a list if it was read from JSON
         return ",".join(map(show, value))
     if value is None or isinstance(value, bool):
         return "on" if value else "off"
@@ -133,7 +133,7 @@ def show(value: object) -> str:
 
 
 def _values(hint: Any) -> str:
-    """What `_parse` takes for it."""
+    """The values that `_parse` accepts, in words."""
     options = get_args(hint)
     if get_origin(hint) in (Union, UnionType):
         return " or ".join("off" if option is NoneType else _values(option) for option in options)
@@ -147,7 +147,7 @@ def _values(hint: Any) -> str:
 
 
 def check_types(config: Any, shown: Callable[[str], str]) -> None:
-    """Every field of a dataclass is what its annotation says; `shown` is how users know it."""
+    """Refuse a dataclass with a field that is not of its annotated type; `shown` gives the name that users know."""
     for name, hint in get_type_hints(type(config)).items():
         if not is_a(hint, value := getattr(config, name)):
             raise ConfigError(f"{shown(name)} is {value!r} ({type(value).__name__}), expected {_values(hint)}")
@@ -158,7 +158,7 @@ def _default(field: "dataclasses.Field[Any]") -> Any:
 
 
 def _is_text(hint: Any) -> bool:
-    """Whether `_parse` reads it."""
+    """Whether `_parse` can read this type."""
     options = get_args(hint)
     if get_origin(hint) in (Union, UnionType, tuple):
         return all(option is NoneType or _is_text(option) for option in options)
@@ -168,7 +168,7 @@ def _is_text(hint: Any) -> bool:
 
 
 def _parse(text: str, hint: Any) -> Any:
-    """ValueError if it is not such a thing."""
+    """The text as a value of this type; ValueError if it is not one."""
     options = get_args(hint)
     if get_origin(hint) in (Union, UnionType):
         if NoneType in options and text.lower() in ("off", "none"):

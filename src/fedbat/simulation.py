@@ -35,8 +35,8 @@ class Round:
     downlink_bytes: int
     layers: dict[str, LayerReport]  # mean over clients
     seconds: float
-    received: Evaluation | None = None  # how what clients receive does, where that is not the model itself
-    averaged: Evaluation | None = None  # how the averaged model does, if one is kept
+    received: Evaluation | None = None  # how well the model that clients receive does, if it is not the model itself
+    averaged: Evaluation | None = None  # how well the averaged model does, if one is kept
     # In the order of `clients`; empty in records from before these were kept.
     uploads: list[int] = field(default_factory=list)  # bytes; 0 from a client that was lost
     downloads: list[int] = field(default_factory=list)  # bytes
@@ -45,7 +45,7 @@ class Round:
 
     @property
     def num_uploads(self) -> int:
-        """Clients that sent something."""
+        """The number of clients that sent an upload."""
         return len(self.clients) - len(self.lost)
 
 
@@ -55,11 +55,11 @@ class State(NamedTuple):
     w: Tensors  # the global tensors that travel
     memories: Memories  # what clients remember; an older state's are gone once the next round has begun
     average: Tensors = {}  # noqa: RUF012  # of w over the rounds, if one is kept
-    public: Public | None = None  # what clients follow, if they do; else what they receive is a function of w
+    public: Public | None = None  # what clients follow, if they do; otherwise what they receive is a function of w
 
 
 def initial_state(federation: Federation, memories: Memories | None = None) -> State:
-    """The model as built, and no memories; `memories`, empty, decides where they will be kept."""
+    """The model as built, and no memories; an empty `memories` decides where they will be kept."""
     tensors = tensors_of(federation.model, federation.layout)
     w = {name: tensor.clone() for name, tensor in tensors.items()}
     return State(w, Memories() if memories is None else memories)
@@ -75,7 +75,7 @@ def rounds(
 ) -> Iterator[tuple[Round, State]]:
     """Run the rounds from `first` on; yields each with the state after it, and calls `on_client` after each client.
 
-    `state` is the one before round `first`: a run that goes on from any of its states is the run it would have been.
+    `state` is the one before round `first`: a run that goes on from any of its states gives the results it would have.
     """
     experiment, layout = federation.experiment, federation.layout
     downlink = DOWNLINKS[experiment.down]
@@ -123,7 +123,7 @@ def rounds(
 
 
 class _Heard(NamedTuple):
-    """What the clients of a round gave, but for their uploads and memories."""
+    """What the clients of a round returned, except for their uploads and memories."""
 
     results: list[ClientResult]
     lost: dict[int, str]
@@ -139,7 +139,7 @@ def _add_all(
     index: int,
     on_client: Callable[[], None],
 ) -> _Heard:
-    """Add each upload when it arrives, and keep the client's memory."""
+    """Add each upload as it arrives, and keep the client's memory."""
     results: list[ClientResult] = []
     lost, sizes, seconds = dict[int, str](), dict[int, int](), 0.0
     for result in arriving:

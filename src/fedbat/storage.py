@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written under a draft name, then renamed."""
+"""Files that are complete or absent: written under a draft name, then renamed."""
 
 import os
 from collections.abc import Iterator
@@ -13,25 +13,25 @@ from fedbat.errors import ConfigError
 from fedbat.streams import Tensors
 
 DRAFT = ".draft"
-os.umask(_UMASK := os.umask(0))  # it cannot be asked for otherwise
+os.umask(_UMASK := os.umask(0))  # there is no other way to read it
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and all above it."""
+    """Create a folder and all folders above it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        if isinstance(error, FileExistsError) and not folder.exists():  # somebody has removed it just now
+        if isinstance(error, FileExistsError) and not folder.exists():  # somebody has just removed it
             return make_folder(folder)
         raise ConfigError(f"folder {folder} cannot be created ({error.strerror}); name another") from None
 
 
 @contextmanager
 def draft_of(path: Path) -> Iterator[Path]:
-    """A file to write instead of `path`, which it replaces once it is complete."""
+    """Yield a file to write instead of `path`, which it replaces once it is complete."""
     draft = path.with_name(path.name + DRAFT)
     yield draft
-    draft.chmod(0o666 & ~_UMASK)  # safetensors' files are their owner's alone
+    draft.chmod(0o666 & ~_UMASK)  # safetensors makes files that only their owner can read
     os.replace(draft, path)
 
 
@@ -42,7 +42,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def save_tensors(path: Path, tensors: Tensors) -> None:
-    """Values, memory formats (a sum over a tensor in another may differ in its last bit) and the tensors' order."""
+    """Save values, memory formats (in another one, a sum may differ in its last bit) and the tensors' order."""
     orders = {name: _order(tensor) for name, tensor in tensors.items()}
     stored = {name: tensor.permute(orders[name]).contiguous() for name, tensor in tensors.items()}
     told = {name: f"{place};{','.join(map(str, order))}" for place, (name, order) in enumerate(orders.items())}

@@ -1,7 +1,7 @@
-"""Runs followed in TensorBoard (the extra `tensorboard`). Copy this file to follow them in another tracker.
+"""Follow runs in TensorBoard (the extra `tensorboard`). Copy this file to follow them in another tracker.
 
-A tracker is two functions, given to `run_recorded`: one sees the record before the first round to be done, the other
-each round. Nothing else of a run knows of it.
+A tracker is two functions given to `run_recorded`: one sees the record before the first round that is left to do, the
+other sees each round. Nothing else in a run knows of it.
 """
 
 import json
@@ -19,7 +19,7 @@ from fedbat.storage import write_text
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-_OWNER = "run.txt"  # beside what is logged: the folder of the run
+_OWNER = "run.txt"  # next to the log: names the folder of the run
 
 
 class TensorBoard:
@@ -30,14 +30,14 @@ class TensorBoard:
 
     @cached_property
     def _writer(self) -> "SummaryWriter":
-        """Opened by the first thing told: a run that is finished tells nothing, and what it told before stays.
+        """Opened when something is first logged: a finished run logs nothing, and what it logged before stays.
 
-        A run that goes on is told again from its first round; what was written before does not count.
+        A run that goes on is logged again from its first round; what was written before does not count.
         """
         return self._open(str(self._folder), purge_step=0)
 
     def begin(self, record: RunRecord) -> None:
-        """The run starts, or goes on after the rounds it has."""
+        """Log a run that starts, or that goes on after the rounds it has."""
         check_board(self._folder, record.folder)
         asked = json.dumps(summarize(record.federation, [])["config"], indent=2)
         self._writer.add_text("configuration", f"```json\n{asked}\n```", 0)
@@ -46,7 +46,7 @@ class TensorBoard:
             self.round(round_)
 
     def round(self, round_: Round) -> None:
-        """A round has finished."""
+        """Log a finished round."""
         self._sent += round_.uplink_bytes
         for name, value in figures(round_):
             self._writer.add_scalar(name, value, round_.index + 1)
@@ -64,14 +64,14 @@ class TensorBoard:
 
 
 def check_board(folder: Path, run: Path) -> None:
-    """Refuse a folder in which another run is logged: it would be lost."""
+    """Refuse a folder in which another run is logged, as that log would be lost."""
     owner = folder / _OWNER
     if owner.exists() and (other := owner.read_text().strip()) != str(run.resolve()):
         raise ConfigError(f"{folder} is the log of another run, {other}; name another folder for TensorBoard")
 
 
 def writer_class() -> type["SummaryWriter"]:
-    """What writes TensorBoard's files, if it is installed."""
+    """The class that writes TensorBoard's files; ConfigError if it is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -80,7 +80,7 @@ def writer_class() -> type["SummaryWriter"]:
 
 
 def figures(round_: Round) -> Iterator[tuple[str, float]]:
-    """The figures of a round by name, whatever they are sent to."""
+    """The figures of a round by name, whichever tracker they are sent to."""
     yield "accuracy", round_.accuracy
     for name, other in (("received", round_.received), ("averaged", round_.averaged)):
         if other is not None:

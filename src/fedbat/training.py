@@ -1,15 +1,15 @@
-"""Local training around anyone's loop: values into the parameters, gradients pulled back.
+"""Local training in the user's own loop: values go into the parameters, gradients are pulled back.
 
 The user's model, optimizer and loop stay as they are. `begin` hooks the optimizer (and, for ZeroFL, layers):
 
     before the forward pass   the parameters hold what the method wants the model to compute with;
-    before optimizer.step()   their gradients are pulled back to m and to what is learned beside it, and the
+    before optimizer.step()   their gradients are pulled back to m and to what is learned alongside it, and the
                               parameters hold w + m, so that the optimizer moves m;
     after it                  the next values go in.
 
 While a method computes with w + m itself (FedAvg, the sign methods, FedBAT's warm-up), a step costs nothing extra.
 The optimizer sees w + m, not m: momentum and Adam cannot tell the difference, and weight decay acts on the weights, as
-users expect (and on what is learned beside them). Noise is drawn once per optimizer step, so it is constant across
+users expect (and on what is learned alongside them). Noise is drawn once per optimizer step, so it is constant across
 accumulated micro-batches.
 """
 
@@ -35,7 +35,7 @@ from fedbat.wire import Payload
 
 
 class LayerReport(NamedTuple):
-    """How well one layer's update got through."""
+    """How well one layer's update survived compression."""
 
     relative_error: float  # ||sent - m|| / ||m||, 0 if m = 0
     step: float | None  # the step size sent
@@ -43,7 +43,7 @@ class LayerReport(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What a client gives back after a round."""
+    """What a client returns after a round."""
 
     payload: Payload
     memory: Tensors  # to be handed to this client's next `begin`
@@ -69,7 +69,7 @@ class LocalTraining:
     `num_steps` announces how often optimizer.step() will be called (FedBAT's tau). `memory` is what this client's last
     upload returned (error feedback), {} in its first round. `noise` makes the run repeatable: UniformNoise(seed,
     "noise", round, client), with `device=` where the model is not on the CPU. `context` travels with the upload, for
-    the server to check. Used as a context manager it unhooks itself whatever happens. This is the only stateful piece
+    the server to check. Used as a context manager, it unhooks itself whatever happens. This is the only stateful piece
     of local training.
     """
 
@@ -103,8 +103,8 @@ class LocalTraining:
         self.method, self.layout, self.context = method, layout or layout_of(model), context
         self.memory = memory or {}
         self.step = Step(0, num_steps)
-        # What lies where: `_start` and `_w` what was received (w), the parameters' own memory `_live` w + m; while a
-        # method computes with something else (w + S), the parameters point at that.
+        # `_start` and `_w` hold what was received (w), the parameters' own memory `_live` holds w + m; while a method
+        # computes with something else (w + S), the parameters point at that.
         self._live = tensors_of(model, self.layout)
         self._start = {name: tensor.clone() for name, tensor in self._live.items()}
         self._w = {entry.name: wide(self._start[entry.name]) for entry in self.layout.compressed}
@@ -121,7 +121,7 @@ class LocalTraining:
         try:
             self._hook(model)
         except BaseException:
-            self._release()  # nobody has this object to do so
+            self._release()  # nobody else has this object to do so
             raise
 
     @torch.no_grad()
@@ -182,7 +182,7 @@ class LocalTraining:
             self._parameters[name].grad = value.to(self._live[name].dtype)
         for name, value in self._local.learned.items():
             value.grad = learned.get(name)
-        self._local.last, self._local.update, self._u = self._seen, {}, {}  # room for those of the next step
+        self._local.last, self._local.update, self._u = self._seen, {}, {}  # make room for the next step's
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.step = Step(self.step.index + 1, self.step.total)
@@ -210,7 +210,7 @@ class LocalTraining:
         self._put = _marks(self._parameters)
 
     def _update(self) -> Tensors:
-        """m: where training stands minus where it started."""
+        """m: the weights trained so far minus those received."""
         return {name: wide(self._live[name]) - start for name, start in self._w.items()}
 
     def _point_at_live(self) -> None:
@@ -220,9 +220,10 @@ class LocalTraining:
 
     @torch.no_grad()
     def _take_in(self) -> None:
-        """Find what was written to the parameters since the last step, into their memory or as p.data = ....
+        """Find what was written to the parameters since the last step, in place or as p.data = ...
 
-        While the model computes with w + m it counts; else it must have been undone, as by optimizers that look around.
+        While the model computes with w + m, it counts; otherwise it must have been undone, as some optimizers do that
+        try out other weights.
         """
         marks = list(zip(self._parameters, _marks(self._parameters), self._put, strict=True))
         if self._seen is None:
@@ -253,7 +254,7 @@ class LocalTraining:
         self._put_values_in()
 
     def _add_learnables(self) -> None:
-        """Into the group of the layer they belong to, so that its learning rate and schedule apply to them."""
+        """Add them to the parameter group of their layer, so that its learning rate and schedule apply to them."""
         group_of = {id(p): group for group in self._optimizer.param_groups for p in group["params"]}
         for name, value in self._local.learned.items():
             if group := group_of.get(id(self._parameters[name])):
@@ -276,12 +277,12 @@ begin = LocalTraining  # reads better where a round begins: `local = begin(metho
 
 
 def _marks(parameters: Mapping[str, nn.Parameter]) -> list[tuple[int, int]]:
-    """By which writing is noticed: where each parameter lies, and how often it was written to in place."""
+    """What reveals writing: where each parameter lies in memory, and how often it was written to in place."""
     return [(p.data_ptr(), p._version) for p in parameters.values()]
 
 
 def _check_parts(method: Method, parts: Mapping[str, Part], w: Tensors) -> None:
-    """Tell the method's author what every server would refuse."""
+    """Refuse missing parts and unlisted types of parts, so the method's author learns of it before a server does."""
     who, kinds = f"{type(method).__name__}.encode", " or ".join(map(str, method.kinds))
     if parts.keys() != w.keys():
         raise MethodError(f"{who} gave parts for {list(parts)}, expected one for each of {list(w)}")
@@ -293,12 +294,12 @@ def _check_parts(method: Method, parts: Mapping[str, Part], w: Tensors) -> None:
 
 
 def _change(start: Tensor, now: Tensor) -> Tensor:
-    """now - start, where what has not changed counts as 0, infinities too: those of a mask stay."""
+    """now - start, with 0 for what has not changed, even infinities such as those of a mask."""
     return torch.where(now == start, torch.zeros((), dtype=now.dtype, device=now.device), now - start)
 
 
 def measure_layers(update: Tensors, sent: Tensors, parts: Mapping[str, Part]) -> Tensor:
-    """The figures of all layer reports, [3, layers]: one tensor, so that a GPU is asked only once."""
+    """The figures of all layer reports, [3, layers]: one tensor, so that a GPU is read only once."""
     if not parts:
         return torch.empty(3, 0, device="cpu")
     true, zero = [update[name] for name in parts], torch.zeros_like(next(iter(update.values())).sum())
@@ -314,7 +315,7 @@ def measure_layers(update: Tensors, sent: Tensors, parts: Mapping[str, Part]) ->
 
 
 def layer_reports(parts: Mapping[str, Part], figures: Tensor) -> dict[str, LayerReport]:
-    """What `measure_layers` found, by layer."""
+    """The figures of `measure_layers` as a report for each layer."""
     return {
         name: LayerReport(error, None if part.step is None else step, None if part.reach is None else clipped)
         for (name, part), (error, step, clipped) in zip(parts.items(), figures.T.tolist(), strict=True)
@@ -322,12 +323,12 @@ def layer_reports(parts: Mapping[str, Part], figures: Tensor) -> dict[str, Layer
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """The tensor in float32 or better, in which updates are encoded; half-precision weights still train in theirs."""
+    """The tensor in float32 or better, in which updates are encoded; half-precision weights still train as they are."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def _dense(grad: Tensor) -> Tensor:
-    """A gradient as methods pull it back; those of embeddings may be sparse."""
+    """The gradient as a dense tensor; those of embeddings may be sparse."""
     return grad.to_dense() if grad.is_sparse else grad
 
 

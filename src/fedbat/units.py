@@ -2,7 +2,7 @@
 
 
 def megabytes(num_bytes: float) -> str:
-    """Bytes in MB (few of them in kB), with the digits that matter."""
+    """Bytes in MB (in kB if there are few), with the digits that matter."""
     value = num_bytes / 1e6
     if value < 0.1:
         return f"{1e3 * value:.3g} kB"
@@ -10,10 +10,10 @@ def megabytes(num_bytes: float) -> str:
 
 
 def loss(value: float) -> str:
-    """With three decimals, or as 4.8e+32."""
+    """A loss with three decimals, or as 4.8e+32."""
     return f"{value:.3f}" if abs(value) < 1e4 else f"{value:.1e}"
 
 
 def count(number: int, what: str) -> str:
-    """1 run, 1,000 runs."""
+    """A number with its noun: 1 run, 1,000 runs."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live line in a terminal, plain lines elsewhere."""
+"""What a person sees during a run: a live line in a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ class RunView:
         if not self.console.is_terminal:
             pace = (time.perf_counter() - self._start) / (done - self._before)
             left = pace * (self.num_rounds - done)
-            more = f"  {left:.0f} s left" if done - self._before > 1 else ""  # the first round also starts things up
+            more = f"  {left:.0f} s left" if done - self._before > 1 else ""  # the first one also starts things up
             self.console.print(f"{self.label}  {figures}{more}", soft_wrap=True, highlight=False)
 
     def __enter__(self) -> Self:

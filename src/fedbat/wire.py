@@ -115,7 +115,7 @@ class Payload:
 
 
 def upload_bytes(layout: Layout, body: Callable[[Entry], int]) -> int:
-    """Length of an upload in which the part of a tensor has a body of so many bytes."""
+    """Length of an upload in which each compressed tensor has a body of the length that `body` gives."""
     parts = sum(_RECORD.size + body(entry) for entry in layout.compressed)
     return HEADER_BYTES + parts + sum(entry.nbytes for entry in layout.rest)
 
@@ -131,7 +131,7 @@ def signs_upload_bytes(layout: Layout) -> int:
 
 
 def split_payloads(data: memoryview) -> Iterator[memoryview]:
-    """Payloads that follow one another, each by the length its header announces; they are not looked into."""
+    """Split payloads that follow one another by the lengths their headers announce; nothing else is checked."""
     while len(data):
         if len(data) < HEADER_BYTES:
             raise WireError(f"{len(data)} bytes are left, a payload has at least {HEADER_BYTES}; it was cut short")

@@ -23,7 +23,7 @@ from fedbat.cli.runs import compare, run
 from fedbat.errors import ConfigError, DataError, FedbatError
 from fedbat.provenance import package_version
 
-# Which of the system's errors are about the user's folders and disks, and not about a model's code.
+# System errors that concern the user's folders and disks rather than a model's code.
 _STORAGE = {
     errno.ENOSPC,
     errno.EDQUOT,
@@ -52,8 +52,8 @@ data_app.command("show")(data_show)
 
 def main() -> None:
     """Entry point: the user's mistakes end in one sentence, not in a traceback."""
-    sys.path.insert(0, os.getcwd())  # so that --model finds a module of the folder one works in
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cluster's way of Ctrl-C: what is done is kept
+    sys.path.insert(0, os.getcwd())  # so that --model finds a module in the current folder
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cluster's way of saying Ctrl-C: what is done is kept
     with _one_sentence_errors():
         app()
 

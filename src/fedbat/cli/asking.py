@@ -1,4 +1,4 @@
-"""Commands that take a whole Experiment: its options stand here once, with the defaults of the dataclass."""
+"""For commands that take a whole Experiment: its options are listed here once, with the dataclass's defaults."""
 
 import dataclasses
 import inspect
@@ -43,7 +43,7 @@ _RUN_OPTIONS = {
 def asks_for_experiment(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the command's parameters `base` and `how` by the options of an experiment and of how to run it.
 
-    Options that the command has itself stay its own.
+    Options that the command defines itself are left to it.
     """
     own = inspect.signature(command).parameters
     shared = {name: hint for name, hint in _EXPERIMENT.items() if name not in own}

@@ -1,4 +1,4 @@
-"""What the commands that run something share: a live view beside the run, a table and a picture after it."""
+"""What the commands that run something share: a live view during the run, a table and a picture after it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -33,11 +33,11 @@ class RunOptions(NamedTuple):
     device: str | None = None
     precision: str = "fp32"
     memory_budget: float | None = None  # bytes
-    tensorboard: Path | None = None  # a folder there for each run
+    tensorboard: Path | None = None  # gets a folder for each run
 
     @property
     def asked(self) -> dict[str, str | None]:
-        """What is to be remembered for who goes on."""
+        """The choices to remember for whoever resumes."""
         return {"precision": self.precision, "asked": self.engine, "device": self.device}
 
 
@@ -49,9 +49,9 @@ def execute(
     workers: Workers | None = None,
     name: str | None = None,
 ) -> list[Round]:
-    """Begin or continue a run with a live view, which calls it by its name in a comparison.
+    """Begin or continue a run with a live view, in which `name` labels it, as in a comparison.
 
-    After Ctrl-C, `whole` (or the folder) is what to resume.
+    After Ctrl-C, `whole` (or the folder) is named as what to resume.
     """
     if is_begun(folder) and is_finished(folder):
         return RunRecord.read(folder, federation).rounds
@@ -97,7 +97,7 @@ def execute(
 
 
 def _tracker(how: RunOptions, folder: Path, whole: Path | None) -> AbstractContextManager[TensorBoard | None]:
-    """In a folder called like the run's, unless that is another's; a comparison's runs lie in one together."""
+    """A tracker in a folder named like the run's, unless another run logs there; a comparison's runs lie together."""
     if how.tensorboard is None:
         return nullcontext()
     above = whole.resolve().name if whole else ""
@@ -107,20 +107,20 @@ def _tracker(how: RunOptions, folder: Path, whole: Path | None) -> AbstractConte
 
 
 def check_trackers(federations: list[Federation], folder: Path, how: RunOptions) -> None:
-    """Whether all runs of a comparison can be logged, told before the first begins."""
+    """Refuse a comparison with a run that cannot be logged, before its first run begins."""
     for run in run_folders(folder, [federation.experiment for federation in federations]):
         _tracker(how, run, folder)
 
 
 def execute_all(federations: list[Federation], folder: Path, how: RunOptions) -> None:
-    """Begin or continue a comparison in a folder that is locked: each run in one of its own, a table and a picture."""
+    """Begin or continue a comparison in a locked folder: each run in its own folder, then a table and a picture."""
     from fedbat.plots import draw_comparison
 
     experiments = [federation.experiment for federation in federations]
     folders, names = run_folders(folder, experiments), run_names(experiments)
     width = max(map(len, names))
     done: list[Done] = []
-    with closing(workers_for(federations[0])) as workers:  # handed on: to start them takes seconds
+    with closing(workers_for(federations[0])) as workers:  # handed on, because starting them takes seconds
         for federation, run, name in zip(federations, folders, names, strict=True):
             done.append((federation, execute(federation, run, how, folder, workers, name.ljust(width))))
     print_table(done)
@@ -133,7 +133,7 @@ def execute_all(federations: list[Federation], folder: Path, how: RunOptions) ->
 
 
 def _curve(runs: Sequence[Done]) -> "Curve":
-    """Round by round, the mean of all seeds and from the lowest to the highest."""
+    """A variant's curve: round by round, the mean over its seeds, and the range from the lowest to the highest."""
     from fedbat.plots import Curve
 
     rounds = list(zip(*(found for _, found in runs), strict=True))
@@ -147,7 +147,7 @@ def _curve(runs: Sequence[Done]) -> "Curve":
 
 
 def _changes(record: RunRecord) -> list[str]:
-    """What a continued run is told when it is not computed as before."""
+    """What to report about a continued run: from where, and what is not as it was before."""
     if len(record.legs) < 2:
         return []
     before, now = record.legs[-2:]
@@ -163,7 +163,7 @@ def _engine(leg: Mapping[str, Any]) -> str:
     return f"{facts.get('name')} ({facts.get('precision')})"
 
 
-_SAME: dict[str, Callable[[Mapping[str, Any]], str]] = {  # what bits depend on
+_SAME: dict[str, Callable[[Mapping[str, Any]], str]] = {  # what results depend on, bit for bit
     "engine": _engine,
     "PyTorch": lambda leg: str(leg["versions"]["torch"]),
     "NumPy": lambda leg: str(leg["versions"]["numpy"]),

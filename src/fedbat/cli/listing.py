@@ -52,7 +52,7 @@ def methods(
 
 
 def _explain(kind: type[Method]) -> None:
-    """What its file, or for one of your own its class, says of it before it goes into details, and its settings."""
+    """Print what a method's file (or class, if it is the user's own) says before the details, and its settings."""
     told = inspect.getmodule(kind) if kind in METHODS.values() else kind
     paragraphs = (inspect.getdoc(told) or "").split("\n\n")
     for paragraph in itertools.takewhile(lambda text: "\n- " not in text, paragraphs):

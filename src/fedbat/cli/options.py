@@ -1,4 +1,4 @@
-"""What the commands share: their options, the console, and how to say things on it."""
+"""What the commands share: their options, the console, and ways to print to it."""
 
 import re
 from pathlib import Path
@@ -91,7 +91,7 @@ MemoryBudget = Annotated[
 
 
 def _with_tensorboard(folder: Path | None) -> Path | None:
-    """Told before anything is written."""
+    """Check, before anything is written, that TensorBoard is installed."""
     if folder is not None:
         writer_class()
     return folder
@@ -126,7 +126,7 @@ Out = Annotated[
 
 
 def check_partition(experiment: Experiment) -> Experiment:
-    """Refuse a setting that the partition would not look at: who gives one means another partition."""
+    """Refuse a setting that the partition would ignore: whoever gives one means another partition."""
     for name in ("beta", "labels", "samples"):
         value, users = getattr(experiment, name), [key for key, scheme in PARTITIONS.items() if name in scheme.uses]
         if value is not None and experiment.partition not in users:
@@ -138,7 +138,7 @@ def check_partition(experiment: Experiment) -> Experiment:
 
 
 def num_bytes(text: str | None) -> float | None:
-    """A size such as 500MB or 2GB."""
+    """The number of bytes in a size such as 500MB or 2GB."""
     if text is None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", text.strip().upper())
@@ -153,7 +153,7 @@ def say(text: str) -> None:
 
 
 def new_table(label: str, *figures: str) -> Table:
-    """A column of names, which give way where the window is narrow, and columns of figures, which do not."""
+    """A table with a column of names, which wrap if the window is narrow, and columns of figures, which do not."""
     table = Table(box=None, pad_edge=False)
     table.add_column(label, overflow="fold")
     for figure in figures:
@@ -162,7 +162,7 @@ def new_table(label: str, *figures: str) -> Table:
 
 
 def pairs(option: str, texts: list[str] | None, example: str) -> list[tuple[str, str]]:
-    """What an option that takes NAME=VALUE was given, taken apart."""
+    """The values of an option that takes NAME=VALUE, split into names and values."""
     found: list[tuple[str, str]] = []
     for text in texts or []:
         name, equals, value = text.partition("=")
@@ -175,7 +175,7 @@ def pairs(option: str, texts: list[str] | None, example: str) -> list[tuple[str,
 
 
 def check_file(out: Path, *endings: str) -> None:
-    """Whether a file with one of these endings can be written there."""
+    """Refuse a path where no file with one of these endings can be written."""
     if out.suffix not in endings or out.is_dir():
         *most, last = endings
         expected = f"{', '.join(most)} or {last}" if most else last

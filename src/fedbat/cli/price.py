@@ -1,4 +1,4 @@
-"""`fedbat price`, and what `fedbat compare --link` adds to a comparison."""
+"""`fedbat price`, and what `fedbat compare --link` adds to a comparison's output."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from fedbat.units import megabytes
 if TYPE_CHECKING:
     from fedbat.report import PricedGroup
 
-_FAR = 10.0  # points from the usual target to the best run, beyond which it says little about the good ones
+_FAR = 10.0  # points: if the best run is further above the usual target, that says little about the good runs
 
 
 def price(
@@ -47,7 +47,7 @@ def price(
 
 
 def check_target(target: float | None, link: str | None) -> None:
-    """An accuracy, and a link to reach it on."""
+    """Refuse a target that is not an accuracy, or has no link to go with it."""
     if target is not None and link is None:
         raise ConfigError(f"--target is {target} but there is no --link to reach it on; add --link up=10,down=50")
     if target is not None and not 0 < target <= 1:
@@ -55,7 +55,7 @@ def check_target(target: float | None, link: str | None) -> None:
 
 
 def price_runs(folders: Sequence[Path], link: Link, target: float | None, out: Path | None) -> None:
-    """Tables on the terminal; in the folder `out` also a file and a picture."""
+    """Print tables to the terminal; with a folder `out`, also write a file and a picture there."""
     from fedbat.plots import LinkRow, draw_link
     from fedbat.report import group_runs, price_group, title_of
 
@@ -76,7 +76,7 @@ def price_runs(folders: Sequence[Path], link: Link, target: float | None, out: P
 
 
 def _print(priced: "PricedGroup", title: str, link: Link, usual: bool) -> None:
-    """Rounds, traffic and seconds are those to the target; the rest is the mean round."""
+    """Print a group's table: rounds, traffic and time to the target; the rest describes the mean round."""
     why = " (99 % of the lowest best; --target sets another)" if usual else ""
     say(f"\n{title}: {priced.link}")
     say(f"rounds, traffic, time: until {100 * priced.target:.2f} % accuracy{why}; the rest: a mean round, in seconds")

@@ -42,7 +42,7 @@ def report(
 
 
 def readable_runs(folders: Sequence[Path]) -> "list[Run]":
-    """Those in or below these folders; why one is left out is told."""
+    """The runs in or below these folders; for each that is left out, the reason is printed."""
     from fedbat.report import find_runs
 
     found, faults = find_runs(folders)

@@ -19,7 +19,7 @@ from fedbat.reproduce.tables import ALL, KEYS, PROTOCOL, Book, load_book
 from fedbat.reproduce.theory.record import file_name, run_trials
 from fedbat.reproduce.theory.trials import Trial
 
-_INDENT = " " * 6  # of what is told about a claim
+_INDENT = " " * 6  # of the lines about a claim
 
 
 def reproduce(
@@ -112,7 +112,7 @@ def reproduce(
 
 
 def _sweep(cells: list[Cell], settings: Settings) -> int:
-    """Gives the exit status."""
+    """Run the cells; returns the exit status."""
     try:
         return 1 if sweep(cells, settings, say).failed else 0
     except KeyboardInterrupt:
@@ -136,7 +136,7 @@ def _write(book: Book, records: Records, results: Path) -> None:
 
 
 def _fill_pages(book: Book, records: Records, results: Path) -> None:
-    """What pages beside the records say of them."""
+    """Fill in what pages in docs/ say about the records."""
     from fedbat.reproduce.blocks import block_names, fill
     from fedbat.reproduce.choosing.page import blocks
 

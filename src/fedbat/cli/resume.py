@@ -47,7 +47,7 @@ def resume(
     if plan and is_finished(folder) and (folder / "compare.png").exists():
         return say(f"the comparison in {folder} is finished already")
     if not plan and is_finished(folder):
-        with suppress(OSError), locked(folder):  # unless it may only be read
+        with suppress(OSError), locked(folder):  # in case the folder is read-only
             remove_checkpoint(folder / "checkpoint")  # in case the process died right before
         done = count(read_summary(folder)["rounds_done"], "round")
         return say(f"the run in {folder} is finished already: {done}")
@@ -71,6 +71,6 @@ def resume(
 
 
 def _asked(folder: Path, runs: list[Path]) -> dict[str, Any]:
-    """The engine that was asked for when the first of these runs began, or the comparison before any of them."""
+    """The engine asked for when the first of these runs began or, if none has, when the comparison was planned."""
     found = (read_summary(run)["engine"] for run in runs if is_begun(run))
     return next(found, None) or read_planned_engine(folder)

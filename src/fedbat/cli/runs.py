@@ -97,7 +97,7 @@ def compare(
     variants = [_variant(text) for text in _listed("--methods", methods, "fedavg,fedbat")]
     names = list(dict.fromkeys(name for name, _ in variants))
     for name in names:
-        make_method(name)  # so that an unknown name is the first thing to be told
+        make_method(name)  # so that an unknown name is reported first
     check_target(target, link)
     on = parse_link(link) if link is not None else None
     if on:
@@ -128,7 +128,7 @@ def _listed(option: str, text: str, example: str) -> list[str]:
 
 
 def _variant(text: str) -> tuple[str, dict[str, str]]:
-    """A method with settings of its own: fedbat rho=4."""
+    """Split a method from its own settings: fedbat rho=4."""
     name, *settings = text.split()
     return name, dict(pairs("--methods", settings, "rho=6"))
 

@@ -1,4 +1,4 @@
-"""What is printed after runs: the figures people compare."""
+"""The table printed after runs: the figures people compare."""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,13 +14,13 @@ from fedbat.simulation import Round
 from fedbat.units import megabytes
 
 Done = tuple[Federation, list[Round]]
-_FEW = 20  # rounds: the last ten of fewer would reach back to where the model had hardly begun to learn
+_FEW = 20  # rounds: with fewer, the last ten would include some in which the model had hardly begun to learn
 
 _Figure = Callable[[Sequence[Round]], float | None]
 
 
 def by_variant(done: Iterable[Done]) -> dict[str, list[Done]]:
-    """Runs that differ in nothing but their seeds, together."""
+    """Group runs that differ in nothing but their seeds."""
     found: dict[str, list[Done]] = {}
     for one in done:
         found.setdefault(one[0].experiment.variant, []).append(one)
@@ -28,14 +28,14 @@ def by_variant(done: Iterable[Done]) -> dict[str, list[Done]]:
 
 
 def print_table(done: Sequence[Done]) -> None:
-    """A line for each variant: percent, bits a parameter, how many times less is sent than in float32.
+    """Print a line for each variant: percent, bits per parameter, and how many times less is sent than in float32.
 
-    Accuracies of several seeds are means with their standard deviations. Traffic is up and down, of all clients and
+    Accuracies over several seeds are means with standard deviations. Traffic is up and down, over all clients and
     rounds of a run.
     """
     variants = by_variant(done)
     late, tail = _late(done)
-    several = len(variants) < len(done)  # whose wider figures leave no room for all columns
+    several = len(variants) < len(done)  # their wider figures leave no room for all columns
     few, all_ = ("run", "best %", late), ("bits up", "down", "saved up", "both", "traffic", "seconds")
     table = new_table(*few, *(all_[2:-1] if several else all_))
     for label, runs in variants.items():
@@ -71,7 +71,7 @@ _MEANS = (
 
 
 def _accuracies(tail: slice) -> tuple[_Figure, _Figure]:
-    """Of the best round, and at the end."""
+    """The accuracies of the best round, and of the last ones."""
     return (
         lambda found: max(r.accuracy for r in found),
         lambda found: statistics.fmean(r.accuracy for r in found[tail]),
@@ -79,7 +79,7 @@ def _accuracies(tail: slice) -> tuple[_Figure, _Figure]:
 
 
 def _print_differences(variants: Mapping[str, list[Done]], late: str, tail: slice) -> None:
-    """Of every variant from the first: runs of one seed share split, initial weights, clients and batches."""
+    """Print how variants differ from the first: runs of one seed share split, initial weights, clients and batches."""
     (first, base), *others = variants.items()
     if not others:
         return
@@ -98,7 +98,7 @@ def _difference(runs: Sequence[Done], base: Sequence[Done], figure: _Figure) -> 
 
 
 def _print_other_models(variants: Mapping[str, list[Done]], late: str, tail: slice) -> None:
-    """Beside the server's model: what clients receive of it, and its average; nothing where there is neither."""
+    """Print how the model as clients receive it and the averaged model do; nothing if there is neither."""
     models: dict[str, _Figure] = {
         "the model": lambda found: statistics.fmean(r.accuracy for r in found[tail]),
         "received": lambda found: _mean_of("received", found[tail]),
@@ -117,7 +117,7 @@ _NONE = "–"
 
 
 def _late(done: Sequence[Done]) -> tuple[str, slice]:
-    """Which rounds tell how a run ended, and what they are called."""
+    """What the rounds that tell how a run ended are called, and which they are."""
     if min(len(found) for _, found in done) < _FEW:
         return "final", slice(-1, None)
     return "last 10", slice(-10, None)

@@ -1,4 +1,4 @@
-"""Data sets, who holds which part of them, and what is done to their images."""
+"""Data sets, which clients hold which part of them, and what is done to their images."""
 
 from fedbat.data.datasets import (
     DATASETS,

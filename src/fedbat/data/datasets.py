@@ -1,4 +1,4 @@
-"""The data sets of the paper, a small one that ships with the package, and anyone's by `package.module:function`."""
+"""The data sets of the paper, a small one that ships with the package, and users' own by `package.module:function`."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -15,7 +15,7 @@ from fedbat.settings import closest, imported
 
 @dataclass(frozen=True)
 class Spec:
-    """What a data set is like; `default_...` is what is used with it."""
+    """What a data set is like; `default_...` fields are what is used with it by default."""
 
     name: str
     num_classes: int
@@ -34,7 +34,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class FiledSpec(Spec):
-    """All we know of a data set before reading it from files."""
+    """All that is known about a data set before its files are read."""
 
     source: Source
     read: Reader
@@ -56,9 +56,9 @@ class Dataset:
 def dataset_of(
     x_train: Tensor, y_train: Tensor, x_test: Tensor, y_test: Tensor, *, augment: bool = False, model: str = "cnn"
 ) -> Dataset:
-    """Images of your own: uint8 [N, C, H, W], with their labels, whole numbers from 0 on.
+    """A data set of your own images: uint8 [N, C, H, W], with their labels, whole numbers from 0 on.
 
-    They are normalized by the means and standard deviations of the training images; `model` is used by default.
+    Images are normalized by the means and standard deviations of the training images; `model` is used by default.
     """
     for what, images, labels in (("training", x_train, y_train), ("test", x_test, y_test)):
         if not torch.is_tensor(images) or not torch.is_tensor(labels):
@@ -98,24 +98,24 @@ def dataset_of(
 
 
 def check_dataset(name: str) -> None:
-    """Refuse what is neither known nor a function's name."""
+    """Refuse a name that is neither known nor that of a function."""
     if name not in DATASETS and ":" not in name:
         raise ConfigError(f"unknown data set {name!r}; {_choices(name)}")
 
 
 def spec_of(name: str) -> Spec:
-    """What a data set is like; one of your own is made for that."""
+    """What a data set is like; a user's own has to be made to find out."""
     return DATASETS[name] if name in DATASETS else _own(name).spec
 
 
 def load_dataset(name: str, root: Path | None = None) -> Dataset:
-    """Load a data set by name from `root` (default $FEDBAT_DATA) or the other places of `files`; or one of your own."""
+    """Load a data set by name from `root` (default $FEDBAT_DATA) or the other places of `files`, or a user's own."""
     return read_dataset(DATASETS[name], root) if name in DATASETS else _own(name)
 
 
 @cache
 def _own(name: str) -> Dataset:
-    """What `package.module:function` returns, made once."""
+    """The data set that `package.module:function` returns, made once."""
     check_dataset(name)
     try:
         made = imported(name)()
@@ -165,7 +165,7 @@ _FMNIST_TEST = ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
 _SVHN_TRAIN, _SVHN_TEST = ("train_32x32.mat",), ("test_32x32.mat",)
 
 # Means and standard deviations are those of the authors' code, kept to reproduce the paper: a test set is
-# normalised by statistics of its own (which shrinks SVHN's test images by 11 %), CIFAR by those of ImageNet.
+# normalized by its own statistics (which shrinks SVHN's test images by 11 %), CIFAR by those of ImageNet.
 _CIFAR10 = FiledSpec(
     name="cifar10",
     num_classes=10,

@@ -1,7 +1,7 @@
-"""Where a data set's files are: brought by the user, cached, installed by the system, bundled, or downloaded.
+"""Where a data set's files are: provided by the user, cached, installed by the system, bundled, or downloaded.
 
-Files the user brought are believed but for the shapes and counts that `datasets` checks; a download must
-also match its known checksum before anything of it is kept.
+Files the user provides are trusted except for the shapes and counts that `datasets` checks; a download must
+also match its known checksum before any of it is kept.
 """
 
 import os
@@ -51,7 +51,7 @@ class Bundled:
 
 @dataclass(frozen=True)
 class Remote:
-    """One file to download; of a tar archive, `members` are kept and nothing else."""
+    """One file to download; of a tar archive, only `members` are kept."""
 
     url: str
     md5: str
@@ -64,16 +64,16 @@ class Remote:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The names that lie in the cache afterwards."""
+        """The names of the files that are in the cache afterwards."""
         return self.members or (self.name,)
 
 
 @dataclass(frozen=True)
 class Downloadable:
-    """Files looked for in $FEDBAT_DATA, the cache and `system` folders, in this order, and else downloaded.
+    """Files looked for in $FEDBAT_DATA, the cache and `system` folders, in this order, and otherwise downloaded.
 
-    Subfolders called `name` or one of `aliases` are tried before their parent, whose files may be of another
-    set (MNIST's have the names of Fashion-MNIST's). Instead of x.gz there may be its content, x.
+    Subfolders called `name` or one of `aliases` are tried before their parent, whose files may belong to another
+    set (MNIST's have the same names as Fashion-MNIST's). A file x.gz may also be there unpacked, as x.
     """
 
     name: str
@@ -129,20 +129,20 @@ def cache_folder() -> Path:
 def download(remote: Remote, folder: Path) -> None:
     """Download one file into `folder`, showing a progress bar on stderr.
 
-    Every file appears there whole and checked or not at all, also when two processes download at once.
+    Every file appears there complete and checked or not at all, even when two processes download at once.
     """
     import pooch  # most runs download nothing
 
     folder.mkdir(parents=True, exist_ok=True)
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     with (
-        tempfile.TemporaryDirectory(dir=folder) as scratch,  # there, as os.replace cannot cross file systems
+        tempfile.TemporaryDirectory(dir=folder) as scratch,  # in that folder, as os.replace cannot cross file systems
         Progress(*columns, console=Console(stderr=True)) as progress,
     ):
         downloader = pooch.HTTPDownloader(
             progressbar=_Bar(progress, remote.name),
             chunk_size=1 << 16,
-            headers={"Accept-Encoding": "identity"},  # else some servers have a .gz unpacked on the way
+            headers={"Accept-Encoding": "identity"},  # otherwise some servers have a .gz unpacked on the way
         )
         md5 = f"md5:{remote.md5}"
         file = Path(pooch.retrieve(remote.url, md5, remote.name, scratch, downloader=downloader))
@@ -176,7 +176,7 @@ class _Bar:
 
 
 def _extract(archive: Path, members: tuple[str, ...]) -> list[Path]:
-    """Unpack the wanted members beside the archive; the archive does not choose any path that is written."""
+    """Unpack the wanted members next to the archive, which does not get to choose any path that is written."""
     found = {}
     with tarfile.open(archive) as tar:
         for member in tar:

@@ -1,7 +1,7 @@
 """Readers of the official file formats: paths in, (images uint8 [N, C, H, W], labels int64 [N]) out.
 
 Only formats that cannot run code are read; pickles are never opened. A reader checks what its format fixes;
-what only the data set knows (how many images, of which size) is checked in `datasets`.
+what depends on the data set (how many images, of what size) is checked in `datasets`.
 """
 
 import gzip
@@ -36,12 +36,12 @@ def read_idx(paths: Sequence[Path]) -> tuple[Images, Labels]:
 
 
 def read_cifar10(paths: Sequence[Path]) -> tuple[Images, Labels]:
-    """Read CIFAR-10 in its binary version: records of a label byte and 3072 bytes, channels first."""
+    """Read CIFAR-10 in its binary version: records of a label byte and 3072 pixel bytes, channels first."""
     return _read_cifar(paths, label_counts=(10,))
 
 
 def read_cifar100(paths: Sequence[Path]) -> tuple[Images, Labels]:
-    """Read CIFAR-100 in its binary version: as CIFAR-10 with two label bytes, coarse and fine (used)."""
+    """Read CIFAR-100 in its binary version: like CIFAR-10 with two label bytes, coarse and fine (fine is used)."""
     return _read_cifar(paths, label_counts=(20, 100))
 
 

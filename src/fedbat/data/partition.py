@@ -1,8 +1,8 @@
-"""Who holds which samples: labels in, one array of sample indices per client out.
+"""Which client holds which samples: labels in, one array of sample indices per client out.
 
-The partitions of this file use every sample once; a virtual population (population.py) shares them. They draw from
-NumPy's legacy stream, which is frozen: a seed gives the same clients forever, and for `iid` and `dirichlet` those of
-the authors' code and of NIID-Bench (Li et al. 2022).
+The partitions in this file use every sample once; in a virtual population (population.py) clients share them. They draw
+from NumPy's legacy stream, which is frozen: a seed gives the same clients forever, and for `iid` and `dirichlet` those
+of the authors' code and of NIID-Bench (Li et al. 2022).
 """
 
 import math
@@ -20,16 +20,16 @@ from fedbat.settings import closest, imported
 
 Indices = NDArray[np.int64]
 
-MIN_SAMPLES = 10  # of a client in the Dirichlet partition, as in NIID-Bench
+MIN_SAMPLES = 10  # per client in the Dirichlet partition, as in NIID-Bench
 MAX_DRAWS = 1000
 
 
 class Dealt(list[Indices]):
-    """A split that lies in memory."""
+    """A split that is held in memory."""
 
     @property
     def most_samples(self) -> int:
-        """How many the largest client has."""
+        """The number of samples of the largest client."""
         return max(map(len, self))
 
 
@@ -37,7 +37,7 @@ class Scheme(NamedTuple):
     """A way to split."""
 
     split: Callable[..., Split]  # called with labels, clients, seed and the settings it uses
-    uses: tuple[str, ...] = ()  # of beta, labels, samples
+    uses: tuple[str, ...] = ()  # which of beta, labels and samples
 
 
 def partition(
@@ -49,14 +49,14 @@ def partition(
     labels_per_client: int | None = 3,
     samples: int | None = MIN_VIRTUAL_SAMPLES,
 ) -> Split:
-    """Partition by name; each name uses the settings it needs, and 1234 is the authors' seed."""
+    """Split by a partition's name; each partition uses the settings it needs, and 1234 is the authors' seed."""
     scheme = scheme_of(name)
     settings = {"beta": beta, "labels": labels_per_client, "samples": samples}
     return scheme.split(labels, num_clients, seed, *(settings[setting] for setting in scheme.uses))
 
 
 def scheme_of(name: str) -> Scheme:
-    """By its name here, or your own by `package.module:function`, called with labels, number of clients and seed."""
+    """A scheme by its name here, or a user's own by `package.module:function`, called with labels, clients and seed."""
     if name in PARTITIONS:
         return PARTITIONS[name]
     choices = (
@@ -97,8 +97,8 @@ def partition_iid(labels: Labels, num_clients: int, seed: int) -> Dealt:
 def partition_dirichlet(labels: Labels, num_clients: int, seed: int, beta: float) -> Dealt:
     """Cut each class by shares drawn from Dir(beta) (the paper's Non-IID-1).
 
-    A client that already holds an even share of all samples gets nothing of the classes that follow, so sizes
-    vary less than labels do. Drawn again as a whole until every client has 10 samples.
+    A client that already holds an even share of all samples gets nothing from the classes that follow, so sizes
+    vary less than labels do. Everything is drawn again until every client has 10 samples.
     """
     _check_clients(labels, num_clients)
     if not 0 < beta < math.inf:
@@ -124,8 +124,8 @@ def partition_dirichlet(labels: Labels, num_clients: int, seed: int, beta: float
 def partition_labels(labels: Labels, num_clients: int, seed: int, labels_per_client: int) -> Dealt:
     """Let each client hold `labels_per_client` random labels, each label shared equally by its holders.
 
-    This is Non-IID-2 as the paper describes it; its code does `partition_labels_balanced`. The labels of all
-    clients are drawn again until every label has a holder.
+    This is Non-IID-2 as the paper describes it; the authors' code does `partition_labels_balanced`. The labels of
+    all clients are drawn again until every label has a holder.
     """
     classes = _check_labels_per_client(labels, num_clients, labels_per_client)
     rng = np.random.RandomState(seed)
@@ -143,10 +143,10 @@ def partition_labels(labels: Labels, num_clients: int, seed: int, labels_per_cli
 
 
 def partition_labels_balanced(labels: Labels, num_clients: int, seed: int, labels_per_client: int) -> Dealt:
-    """Let each client in turn hold the labels with the fewest holders so far (the code's Non-IID-2).
+    """Let each client in turn hold the labels with the fewest holders so far (the authors' code's Non-IID-2).
 
-    Only the samples are random, not the labels: with 3 of 10 there are but 10 different label sets, however
-    many the clients. Ties go to the lower label; the authors' unstable sort left them to the NumPy version.
+    Only the samples are random, not the labels: with 3 of 10 there are only 10 different label sets, however
+    many clients there are. Ties go to the lower label; the authors' unstable sort left them to the NumPy version.
     """
     classes = _check_labels_per_client(labels, num_clients, labels_per_client)
     holds = np.zeros((num_clients, len(classes)), dtype=bool)
@@ -166,14 +166,14 @@ PARTITIONS = {
 
 
 def _draw_dirichlet(labels: Labels, num_clients: int, rng: np.random.RandomState, beta: float) -> list[Indices]:
-    """One draw, with NIID-Bench's calls on the stream in NIID-Bench's order."""
+    """One draw, with the same calls on the random stream as NIID-Bench, in the same order."""
     parts: list[list[Indices]] = [[] for _ in range(num_clients)]
     sizes = np.zeros(num_clients, dtype=np.int64)
     for label in np.unique(labels):
         indices = np.flatnonzero(labels == label)
         rng.shuffle(indices)
         shares = rng.dirichlet(np.repeat(beta, num_clients)) * (sizes < len(labels) / num_clients)
-        if not shares.sum() > 0:  # a tiny beta can underflow to nothing for all who may still take
+        if not shares.sum() > 0:  # with a tiny beta, the shares of all who may still take can underflow to 0
             return [np.empty(0, dtype=np.int64)] * num_clients
         cuts = (np.cumsum(shares / shares.sum()) * len(indices)).astype(int)[:-1]
         for part, piece in zip(parts, np.split(indices, cuts), strict=True):

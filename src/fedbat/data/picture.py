@@ -1,4 +1,4 @@
-"""Who holds what, as numbers, in words and as a picture."""
+"""Which client holds what, as numbers, in words and as a picture."""
 
 from pathlib import Path
 
@@ -8,20 +8,20 @@ from numpy.typing import NDArray
 from fedbat.data.formats import Labels
 from fedbat.data.population import Split
 
-MOST_SHOWN = 500  # clients; more are no longer told apart
+MOST_SHOWN = 500  # clients; more could not be told apart
 _INK, _PALE = "#1f2933", "#9aa5b1"
 _SHADES = ["#e3edf7", "#7fb0d8", "#2b6cb0", "#173a5e"]
-_TEXT_ROWS, _TEXT_COLUMNS = 32, 16  # beyond, numbers would be too small to read
+_TEXT_ROWS, _TEXT_COLUMNS = 32, 16  # with more, numbers would be too small to read
 
 
 def count_labels(split: Split, labels: Labels, num_classes: int) -> NDArray[np.int64]:
-    """How many samples of each class the clients hold, [clients, classes]; of many clients the first."""
+    """How many samples of each class the clients hold, [clients, classes]; only the first if there are many."""
     shown = range(min(len(split), MOST_SHOWN))
     return np.stack([np.bincount(labels[split[client]], minlength=num_classes) for client in shown])
 
 
 def sizes_in_words(counts: NDArray[np.int64]) -> str:
-    """How many samples these clients hold, together and each."""
+    """How many samples these clients hold, in total and each."""
     sizes = counts.sum(axis=1)
     spread = f"{sizes.min():,} to {sizes.max():,}, median {np.median(sizes):,.0f}"
     return f"{sizes.sum():,} samples; per client {spread}"
@@ -30,8 +30,8 @@ def sizes_in_words(counts: NDArray[np.int64]) -> str:
 def draw_partition(counts: NDArray[np.int64], title: str, path: Path) -> None:
     """Draw how many samples of each class each client holds, `counts` [clients, classes], into an image file.
 
-    A cell's shade is its count, on a square-root scale, else a few large cells would bleach all others; white
-    is exactly zero. The bars at the right are the clients' sizes. Small pictures have the numbers written in.
+    A cell's shade is its count on a square-root scale, or else a few large cells would bleach all others; white
+    is exactly zero. The bars on the right are the clients' sizes. In small pictures the numbers are written in.
     """
     # matplotlib is slow to import; its object API leaves the user's pyplot figures and backend alone
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -1,4 +1,4 @@
-"""A population of virtual clients: each draws its samples when it is asked for, so that a million cost nothing."""
+"""A population of virtual clients: each draws its samples when asked for, so that a million clients cost nothing."""
 
 import math
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ from fedbat.data.formats import Labels
 from fedbat.errors import ConfigError
 from fedbat.streams import stream
 
-MIN_VIRTUAL_SAMPLES = 64  # of a client; also the default
+MIN_VIRTUAL_SAMPLES = 64  # per client; also the default
 
 
 class Split(Protocol):
-    """Sample indices by client; nobody should need all clients at once."""
+    """Sample indices by client; nothing should need all clients at once."""
 
     def __len__(self) -> int: ...
 
@@ -25,12 +25,12 @@ class Split(Protocol):
 
     @property
     def most_samples(self) -> int:
-        """How many the largest client has."""
+        """The number of samples of the largest client."""
         ...
 
 
 class Population:
-    """`samples` different samples for each client, its classes by shares from Dir(beta); None is the data's own shares.
+    """`samples` different samples for each client, with class shares from Dir(beta), or the data's own if beta is None.
 
     A sample may belong to many clients. Client k's samples depend on (seed, k) alone, not on the number of clients.
     """

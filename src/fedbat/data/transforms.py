@@ -1,4 +1,4 @@
-"""What happens to images between storage and model; pure, on whatever device the images are."""
+"""What happens to images between storage and model: pure functions, on whatever device the images are."""
 
 import torch
 from torch import Tensor
@@ -15,10 +15,10 @@ def normalize(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Ten
 
 
 def augment(x: Tensor, crop: Tensor, flip: Tensor) -> Tensor:
-    """Crop each image of [B, C, H, W] out of its zero-padded self, then mirror it left to right where told.
+    """Crop each image of [B, C, H, W] out of its zero-padded self, then mirror it left to right where `flip` says so.
 
-    `crop` [B, 2] holds top and left of each window, integers in 0..8, and 4 gives the image back; `flip` [B]
-    is bool. Meant for raw images, so that the padding is black: zero is not black once normalised.
+    `crop` [B, 2] holds the top and left of each window, integers in 0..8, where 4 gives the image back; `flip` [B]
+    is bool. Meant for raw images, so that the padding is black: zero is no longer black once normalized.
     """
     num, channels, height, width = x.shape
     rows = crop[:, :1] + torch.arange(height, device=x.device)  # [B, H]

@@ -19,11 +19,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class Asked(NamedTuple):
-    """What an engine is made of."""
+    """What was asked of an engine."""
 
     device: str | None
     precision: Precision
-    workers: Workers | None  # to be used if any are, and left to who gave them
+    workers: Workers | None  # to be used instead of the engine's own, and closed by whoever gave them
 
 
 Maker = Callable[[Federation, Asked], Engine]
@@ -34,7 +34,7 @@ def _sequential(federation: Federation, asked: Asked) -> Engine:
 
 
 def _cpu(federation: Federation, asked: Asked) -> Engine:
-    """On a single core this is the sequential engine, which gives the same results."""
+    """The cpu engine; on a single core the sequential engine, which gives the same results."""
     if usable_cores() == 1:
         return _sequential(federation, asked)
     return CpuEngine(federation, asked.workers, asked.precision == "bf16")
@@ -47,7 +47,7 @@ def _cuda(federation: Federation, asked: Asked) -> Engine:
 
 
 def _auto(federation: Federation, asked: Asked) -> Engine:
-    """The GPU where there is one, else the cores there are; --device cpu asks for the sequential engine there."""
+    """The GPU if there is one, else the CPU's cores; --device cpu asks for the sequential engine on the CPU."""
     make = _sequential if asked.device == "cpu" else _cuda if torch.cuda.is_available() else _cpu
     try:
         return make(federation, asked)
@@ -63,7 +63,7 @@ ENGINES: dict[str, Maker] = {"auto": _auto, "sequential": _sequential, "cpu": _c
 
 
 def check_engine(name: str, device: str | None, precision: str) -> None:
-    """Refuse what cannot be computed here."""
+    """Refuse an engine, device or precision that cannot be used here, or not together."""
     if name not in ENGINES:
         raise ConfigError(f"unknown engine {name!r}; choose from {', '.join(ENGINES)}")
     if precision not in get_args(Precision):
@@ -89,7 +89,7 @@ def make_engine(
     precision: Precision = "fp32",
     workers: Workers | None = None,
 ) -> Engine:
-    """The engine by name; `device` moves the sequential one, the cpu engine uses `workers` in place of its own."""
+    """The engine of this name; `device` moves the sequential one, the cpu engine uses `workers` instead of its own."""
     check_engine(name, device, precision)
     return ENGINES[name](federation, Asked(device, precision, workers))
 

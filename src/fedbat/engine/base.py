@@ -15,12 +15,12 @@ class ClientResult(NamedTuple):
 
     client: int
     upload: bytes
-    memory: Tensors  # on the CPU, kept for this client until it is sampled again
+    memory: Tensors  # on the CPU; kept for this client until it is sampled again
     num_samples: int
     train_loss: float  # mean over the local steps
-    nbits: int  # of the method's own parts, without headers and dense rest
+    nbits: int  # of the method's own parts, without headers and the dense rest
     layers: dict[str, LayerReport]
-    seconds: float | None = None  # of its work, where the engine can tell one client's from another's
+    seconds: float | None = None  # of its work, if the engine can tell one client's from another's
 
 
 class Lost(NamedTuple):
@@ -31,7 +31,7 @@ class Lost(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """How the global model does on the test set."""
+    """How well a model does on the test set."""
 
     accuracy: float  # in [0, 1]
     loss: float
@@ -45,13 +45,13 @@ class Engine(Protocol):
 
     @property
     def precision(self) -> str:
-        """Of the layers' arithmetic."""
+        """The precision of the layers' arithmetic."""
         ...
 
     def train(
         self, w: Tensors, round_: int, clients: list[int], memories: Mapping[int, Tensors]
     ) -> Iterator[ClientResult | Lost]:
-        """What became of these clients, in this order, each starting from w and its own memory."""
+        """Train these clients, each from w and its own memory; yields what became of each, in this order."""
         ...
 
     def evaluate(self, w: Tensors) -> Evaluation:
@@ -59,13 +59,13 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back whatever outlives a round; no call may follow."""
+        """Release whatever outlives a round; no call may follow."""
         ...
 
 
 @contextmanager
 def arithmetic(tf32: bool) -> Iterator[None]:
-    """Whether GPUs may multiply float32 as TF32, which PyTorch lets convolutions do by default."""
+    """Inside, set whether GPUs may multiply float32 as TF32, which PyTorch allows for convolutions by default."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, matmul.allow_tf32
     cudnn.allow_tf32, matmul.allow_tf32 = tf32, tf32

@@ -1,4 +1,4 @@
-"""What slots are made of: tensors that stay where they are, work recorded on them, noise that starts again."""
+"""What slots are made of: tensors that stay where they are, work recorded on them, noise that can restart."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from fedbat.streams import Tensors, UniformNoise, stream_seed
 def record(
     work: Callable[[], None], pool: Any = None, generator: torch.Generator | None = None
 ) -> torch.cuda.CUDAGraph:
-    """What torch.cuda.graph does, without stopping the other streams to collect garbage."""
+    """Record work as torch.cuda.graph does, but without stopping the other streams to collect garbage."""
     graph = torch.cuda.CUDAGraph()
     if generator is not None:
         graph.register_generator_state(generator)
@@ -41,7 +41,7 @@ def halve(model: nn.Module) -> Tensors:
 
 
 def default_generator(device: torch.device) -> torch.Generator:
-    """PyTorch's own for this device."""
+    """PyTorch's own generator for this device."""
     if device.type == "cpu":
         return torch.default_generator
     generator: torch.Generator = torch.cuda.default_generators[torch.cuda.current_device()]
@@ -56,30 +56,30 @@ def copy_all(to: Tensors, source: Tensors) -> None:
 
 
 def descend(x: Tensors, grads: Tensors, lr: float) -> None:
-    """x <- x - lr grad, where there is one; a gradient in half precision is read as it is."""
+    """x <- x - lr grad, where there is a gradient; one in half precision is read as it is."""
     alike = [name for name, grad in grads.items() if grad.dtype == x[name].dtype]
     if alike:
         torch._foreach_add_([x[name] for name in alike], [grads[name] for name in alike], alpha=-lr)
     for name, grad in grads.items():
-        if name not in alike:  # which the call above would cast first
+        if name not in alike:  # the call above would cast these first
             x[name].add_(grad, alpha=-lr)
 
 
 def zeros(like: Tensors) -> Tensors:
-    """The same shapes and strides."""
+    """Zeros of the same shapes and strides."""
     return {name: torch.zeros_like(tensor) for name, tensor in like.items()}
 
 
 class RestartableNoise(UniformNoise):
-    """UniformNoise that can start again, because graphs hold on to their generator."""
+    """UniformNoise that can be restarted, because graphs hold on to their generator."""
 
     @property
     def generator(self) -> torch.Generator:
-        """To be registered with every graph that draws."""
+        """The generator to register with every graph that draws."""
         return self._generator
 
     def restart(self, seed: int, *key: int) -> None:
-        """From here on, the numbers of UniformNoise(seed, "noise", *key)."""
+        """From here on, draw the numbers of UniformNoise(seed, "noise", *key)."""
         if self.device.type == "cpu":
             self.__init__(seed, "noise", *key)  # type: ignore[misc]
         else:

@@ -1,9 +1,9 @@
 """Triton kernels of `convs`: convolutions as products of matrices whose tiles the card fetches by itself.
 
-Activations lie channels_last and are seen as [samples, rows/s, s, columns/s, s channels] by a convolution of stride s:
-of pixels that far apart a tile is a box, and what of it lies outside the image reads as zero. So padding and strides
-cost nothing. A tile of activations has SAMPLES x HEIGHT x WIDTH pixels; K x K is the size of the filters.
-Nothing is compiled for a certain number of samples or channels.
+Activations lie channels_last, and a convolution of stride s sees them as [samples, rows/s, s, columns/s, s channels]:
+in this view a tile of pixels that are s apart is a box, and what lies outside the image reads as zero. So padding and
+strides cost nothing. A tile of activations has SAMPLES x HEIGHT x WIDTH pixels; filters are K x K.
+Nothing is compiled for a particular number of samples or channels.
 """
 
 import triton
@@ -16,7 +16,7 @@ def convolve(
     K: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
     SAMPLES: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """y <- x * filters; DOWN and ACROSS: tiles of an image, C: channels of x, DEPTH: those multiplied at a time."""
+    """y <- x * filters; DOWN and ACROSS: tiles per image, C: channels of x, DEPTH: channels multiplied at a time."""
     sample, row, column = _corner(DOWN, ACROSS, SAMPLES, HEIGHT, WIDTH)
     out = tl.program_id(1) * OUT
     total = tl.zeros([SAMPLES * HEIGHT * WIDTH, OUT], tl.float32)
@@ -36,7 +36,7 @@ def input_grad(
     K: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
     SAMPLES: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """x_grad <- what reaches x of grad; a program's pixels of x are STRIDE apart."""
+    """x_grad <- the gradient of x, from grad, that of y; a program's pixels of x are STRIDE apart."""
     sample, row, column = _corner(DOWN, ACROSS, SAMPLES, HEIGHT, WIDTH)
     out = tl.program_id(1) * OUT
     row_of, column_of = tl.program_id(2) // STRIDE, tl.program_id(2) % STRIDE
@@ -45,7 +45,7 @@ def input_grad(
     rows, columns = (K - first_row + STRIDE - 1) // STRIDE, (K - first_column + STRIDE - 1) // STRIDE
     row_start, column_start = row + (row_of + PADDING) // STRIDE, column + (column_of + PADDING) // STRIDE
     total = tl.zeros([SAMPLES * HEIGHT * WIDTH, OUT], tl.float32)
-    i, j, c = 0, 0, 0  # counted, because divisions by what is not known when compiling are slow
+    i, j, c = 0, 0, 0  # counted, because divisions by numbers not known at compile time are slow
     for _ in range(rows * columns * (GRAD_C // DEPTH)):
         tap = (first_row + i * STRIDE) * K + first_column + j * STRIDE
         seen = grad.load([sample, row_start - i, 0, column_start - j, c])
@@ -66,7 +66,7 @@ def filter_grad(
     K: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
     SAMPLES: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
 ):  # fmt: skip
-    """parts[p] <- sum of grad x over the pixels of a part, which has TILES tiles, for one tap and OUT x IN channels."""
+    """parts[p] <- sum of grad x over the pixels of a part of TILES tiles, for one tap and OUT x IN channels."""
     tap, block, part = tl.program_id(0) % (K * K), tl.program_id(0) // (K * K), tl.program_id(1)
     c, out = block % (C // IN) * IN, block // (C // IN) * OUT
     down, row_of = _source(tap // K, STRIDE, PADDING)
@@ -101,6 +101,6 @@ def _corner(DOWN, ACROSS, SAMPLES: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl
 
 @triton.jit
 def _source(tap, STRIDE: tl.constexpr, PADDING: tl.constexpr):
-    """Row STRIDE i + tap - PADDING of x as row i + the first of those that are the second apart from a multiple."""
+    """(d, r) such that row STRIDE i + tap - PADDING of x is row i + d of those that are r past a multiple of STRIDE."""
     at = tap - PADDING + STRIDE * PADDING  # not negative
     return at // STRIDE - PADDING, at % STRIDE

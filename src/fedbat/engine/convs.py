@@ -1,7 +1,7 @@
-"""Convolutions for cards whose units fetch tiles by themselves (Hopper and later), faster than cuDNN's.
+"""Convolutions for cards with units that fetch tiles by themselves (Hopper and later), faster than cuDNN's.
 
-cuDNN serves all; these serve bfloat16, channels_last and numbers of channels that are multiples of 32, with sizes of
-tiles that suit small images and several clients at a time.
+cuDNN's are general; these are for bfloat16, channels_last and multiples of 32 channels, with tile sizes that suit small
+images and several clients at a time.
 """
 
 from functools import cache, partial
@@ -14,13 +14,13 @@ from fedbat.engine.launch import launch
 from fedbat.engine.stems import is_plain
 
 _CHANNELS = 32  # or a multiple
-_PROGRAMS = 36  # of one client, at least, that share the sums for filters; ten clients at a time fill the card
+_PROGRAMS = 36  # at least this many of one client share the sums for filters; ten clients at a time fill the card
 _BLOCK = 1024
-_ROOM = 200 << 10  # bytes of shared memory, more than any kernel here takes; small cards have half of it
+_ROOM = 200 << 10  # bytes of shared memory, more than any kernel here takes; small cards have half as much
 
 
 def fuse_convs(model: nn.Module) -> None:
-    """Let bfloat16 convolutions compute with the kernels here, where those are at home."""
+    """Let bfloat16 convolutions compute with the kernels here, wherever these suit them."""
     for module in model.modules():
         # Exactly these: a subclass may mean something else.
         if type(module) is nn.Conv2d and is_plain(module) and _suits(module.in_channels, module.out_channels):
@@ -29,11 +29,11 @@ def fuse_convs(model: nn.Module) -> None:
 
 @cache
 def can_fetch_tiles(device: torch.device) -> bool:
-    """Whether the card has units that fetch tiles of tensors, and room for the tiles of three turns."""
+    """Whether the card has units that fetch tiles of tensors, and shared memory for three stages of them."""
     if device.type != "cuda":
         return False
     card = torch.cuda.get_device_properties(device)
-    room = getattr(card, "shared_memory_per_block_optin", 0)  # which only NVIDIA's tell
+    room = getattr(card, "shared_memory_per_block_optin", 0)  # only NVIDIA's cards report it
     return card.major >= 9 and room >= _ROOM
 
 
@@ -53,7 +53,7 @@ def _forward(conv: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 class _Tiles(NamedTuple):
-    """How the pixels of activations are cut: tiles of samples x height x width, so many of them in all and an image."""
+    """How the pixels of activations are cut into tiles of samples x height x width; how many in total and per image."""
 
     samples: int
     height: int
@@ -75,7 +75,7 @@ class _Tiles(NamedTuple):
         return {"SAMPLES": self.samples, "HEIGHT": self.height, "WIDTH": self.width}
 
     def view(self, x: Tensor, stride: int, channels: int) -> Any:
-        """What of x a tile is a box of, if a tile's pixels are `stride` apart."""
+        """The view of x in which a tile is a box, if a tile's pixels are `stride` apart."""
         batch, c, height, width = x.shape
         sizes = [batch, height // stride, stride, width // stride, stride * c]
         steps = [height * width * c, stride * width * c, width * c, stride * c, 1]
@@ -87,7 +87,7 @@ def _power(number: int) -> int:
 
 
 def _block(channels: int, most: int) -> int:
-    """The largest power of two that divides the channels."""
+    """The largest power of two that divides the channels, at most `most`."""
     return min(channels & -channels, most)
 
 
@@ -98,7 +98,7 @@ def _described(x: Tensor, sizes: list[int], steps: list[int], block: list[int]) 
 
 
 def _filters(weight: Tensor, block: list[int]) -> Any:
-    """Filters as a matrix: a row for each output channel, in it the taps, in each the input channels."""
+    """Filters as a matrix: a row for each output channel; in it the taps, and within each the input channels."""
     row = weight[0].numel()
     return _described(weight, [len(weight), row], [row, 1], block)
 

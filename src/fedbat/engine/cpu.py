@@ -1,7 +1,7 @@
-"""The engine for several cores: a sequential engine in each of as many processes, one client at a time each.
+"""The engine for several cores: as many processes, each with a sequential engine that trains one client at a time.
 
 Every result is the sequential engine's, bit for bit, because a sequential engine computes it. Data set and global
-weights lie in shared memory; what travels is a client's number and memory to a worker, and its upload back.
+weights lie in shared memory; only a client's number and memory go to a worker, and its upload comes back.
 """
 
 import dataclasses
@@ -23,11 +23,11 @@ from fedbat.streams import Tensors
 
 
 class CannotTravelError(ConfigError):
-    """A model or method that no worker process can be given."""
+    """A model or method that cannot be sent to a worker process."""
 
 
 class CpuEngine:
-    """Clients side by side, one core each; a client that costs two workers their life is lost to its round."""
+    """Clients side by side, one core each; a client on which two workers die is lost to its round."""
 
     home = torch.device("cpu")
 
@@ -49,12 +49,12 @@ class CpuEngine:
         self._workers = workers or workers_for(federation)
         self._workers.hold(partial(_Hand, private, data, self._memory, half))
         self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # what is left to this process should not take a worker's core
+        torch.set_num_threads(1)  # the work left to this process should not take a worker's core
 
     def train(
         self, w: Tensors, round_: int, clients: list[int], memories: Mapping[int, Tensors]
     ) -> Iterator[ClientResult | Lost]:
-        """As many clients at a time as there are workers, the largest first."""
+        """Train as many clients at a time as there are workers, the largest first."""
         self._publish(w)
         tasks = [
             Task(
@@ -69,7 +69,7 @@ class CpuEngine:
             yield Lost(client, found.reason) if isinstance(found, Died) else found
 
     def evaluate(self, w: Tensors) -> Evaluation:
-        """The test batches over the workers; their scores are added in order."""
+        """Test the batches on the workers; their scores are added in order."""
         self._publish(tested(self.federation, w))
         batches = range(num_test_batches(self.federation))
         scores = []
@@ -80,24 +80,24 @@ class CpuEngine:
         return evaluation_of(scores, self.federation)
 
     def close(self) -> None:
-        """End the workers, if they are this engine's own; as many threads as before."""
+        """End the workers, if they are this engine's own, and restore the number of threads."""
         torch.set_num_threads(self._threads)
         if self._owns_workers:
             self._workers.close()
 
     def _publish(self, w: Tensors) -> None:
-        """Into shared memory, where every worker finds it."""
+        """Copy w into shared memory, where every worker finds it."""
         for name, tensor in self._w.items():
             tensor.copy_(w[name])
 
 
 def workers_for(federation: Federation) -> Workers:
-    """As many as can be of use; for engines of other federations as well, if as many clients take part there."""
+    """As many workers as can be of use; they also serve other federations with as many clients per round."""
     return Workers(min(usable_cores(), federation.experiment.per_round))
 
 
 class _Hand:
-    """What a worker holds: its own sequential engine, and a view of what is shared."""
+    """What a worker holds: its own sequential engine, and a view of the shared memory."""
 
     def __init__(self, private: bytes, data: Dataset, memory: Tensor, half: bool) -> None:
         try:
@@ -111,17 +111,17 @@ class _Hand:
         self._w = _tensors_in(memory, federation.layout)
 
     def train(self, round_: int, client: int, memory: Tensors) -> ClientResult:
-        """One client's round."""
+        """Train one client for one round."""
         (result,) = self._engine.train(self._w, round_, [client], {client: memory})
         return result
 
     def test(self, number: int) -> Score:
-        """One batch of the test set."""
+        """Test one batch of the test set."""
         return self._engine.test(self._w, number)
 
 
 def _pickled_without_data(federation: Federation) -> bytes:
-    """All of it but what is shared."""
+    """Everything but the data, which is shared."""
     private = {f.name: getattr(federation, f.name) for f in dataclasses.fields(federation) if f.name != "data"}
     try:
         return pickle.dumps(private)
@@ -133,12 +133,12 @@ def _pickled_without_data(federation: Federation) -> bytes:
 
 
 def _room(layout: Layout) -> list[int]:
-    """Bytes for each tensor, in whole cache lines."""
+    """Bytes for each tensor, rounded up to whole cache lines."""
     return [-(-entry.numel * entry.dtype.itemsize // 64) * 64 for entry in layout]
 
 
 def _tensors_in(memory: Tensor, layout: Layout) -> Tensors:
-    """The tensors that travel, as they lie in one piece of memory."""
+    """The tensors that travel, as views of one piece of memory."""
     return {
         entry.name: piece[: entry.numel * entry.dtype.itemsize].view(entry.dtype).view(entry.shape)
         for entry, piece in zip(layout, memory.split(_room(layout)), strict=True)

@@ -1,6 +1,6 @@
 """The engine for a GPU: the clients of a round side by side, one stream each, every training step a captured graph.
 
-A step of a small model is dozens of kernels of a few microseconds; launched one by one from Python they leave the card
+A step of a small model is dozens of kernels of a few microseconds; launched one by one from Python, they leave the card
 idle. So a step is recorded once per (slot, batch size, kind of step) and replayed; nothing in it waits for the host.
 
 Batches and noise are those of the sequential engine on the same device. With device="cpu" the same code runs eagerly.
@@ -34,22 +34,22 @@ Precision = Literal["fp32", "tf32", "bf16"]
 
 _TEST_BATCH = 2500
 _MAX_SLOTS = 16  # ten streams fill an H200
-_PRIORITIES = 3  # of slots; torch tells four apart, and the first is the caller's
+_PRIORITIES = 3  # of slots; torch distinguishes four, and the first is the caller's
 _TURN = 30  # steps of a client that are launched together; launching all of them at once fills the driver's queue
 
 
 class CudaEngine:
-    """Plain SGD as the sequential engine does it, many clients at a time."""
+    """Plain SGD like the sequential engine's, many clients at a time."""
 
     def __init__(
         self, federation: Federation, device: torch.device | str = "cuda", precision: Precision = "fp32"
     ) -> None:
         self.federation, self.device, self.precision = federation, torch.device(device), precision
         self.captures = self.device.type == "cuda"
-        torch.set_num_threads(1)  # the host only packs and unpacks: waking its other cores takes longer
+        torch.set_num_threads(1)  # the host only packs and unpacks; waking other cores would take longer
         self.fuses = self.captures and can_fuse()
         self.home = self.device
-        if self.captures:  # whatever the caller computes on the device goes before training: others wait for it
+        if self.captures:  # the caller's own work on the device goes before training: others wait for it
             torch.cuda.set_stream(torch.cuda.Stream(self.device, priority=-_PRIORITIES))
         keep_freed_memory()
         data, spec = federation.data, federation.data.spec
@@ -57,7 +57,7 @@ class CudaEngine:
             tensor.to(self.device) for tensor in (data.x_train, data.y_train, data.x_test, data.y_test)
         )
         self._tests = list(zip(x_test.split(_TEST_BATCH), y_test.split(_TEST_BATCH), strict=True))
-        # cuDNN is faster channels_last wherever it may use tensor cores; so are CPUs.
+        # cuDNN is faster with channels_last wherever it may use tensor cores, and so are CPUs.
         nchw = self.device.type == "cuda" and precision == "fp32"
         self._format = torch.contiguous_format if nchw else torch.channels_last
         mean_std = (spec.train_mean, spec.train_std, spec.test_mean, spec.test_std)
@@ -78,14 +78,14 @@ class CudaEngine:
         self._test_graph: torch.cuda.CUDAGraph | None = None
         self._plans: dict[int, list[Kind]] = {}  # by number of samples
         self.warm: set[Kind | Ending] = set()
-        # The first go first, so that their uploads are encoded and added while the others are still trained.
+        # The first slots have priority, so that their uploads are encoded and added while the others still train.
         num = min(federation.experiment.per_round, _MAX_SLOTS)
         self._slots = [Slot(self, priority=_PRIORITIES * i // num - _PRIORITIES + 1) for i in range(num)]
 
     def train(
         self, w: Tensors, round_: int, clients: list[int], memories: Mapping[int, Tensors]
     ) -> Iterator[ClientResult]:
-        """As many clients at a time as there are slots, their steps launched in turn."""
+        """Train as many clients at a time as there are slots, launching their steps in turn."""
         for slot in self._slots:
             if slot.stream is not None:
                 torch.cuda.current_stream(self.device).wait_stream(slot.stream)
@@ -106,7 +106,7 @@ class CudaEngine:
 
     @torch.no_grad()
     def evaluate(self, w: Tensors) -> Evaluation:
-        """Accuracy and mean loss over the test set, with what the method computes with when tested."""
+        """Accuracy and mean loss over the test set, with the weights the method computes with when tested."""
         here = {name: tensor.to(self.device) for name, tensor in w.items()}
         seen = tested(self.federation, here)
         copy_all(self._tensors, seen)
@@ -127,7 +127,7 @@ class CudaEngine:
         return Evaluation(correct, loss)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to release."""
 
     def plan(self, client: int) -> list[Kind]:
         """The kinds of this client's steps, in order."""
@@ -147,27 +147,27 @@ class CudaEngine:
         """A copy of the model on the device."""
         model: nn.Module = copy.deepcopy(self.federation.model).to(self.device)
         model.to(memory_format=self._format)  # type: ignore[call-overload]
-        if self.fuses and self.precision != "fp32":  # which is bit for bit the sequential engine's arithmetic
+        if self.fuses and self.precision != "fp32":  # fp32 is bit for bit the sequential engine's arithmetic
             fuse_norms(model)
             fuse_stems(model)
             fuse_convs(model)
         return model
 
     def normalized(self, x: Tensor, *, train: bool) -> Tensor:
-        """data.normalize with statistics that lie on the device already: a recorded step cannot bring them there."""
+        """data.normalize with statistics that are already on the device: a recorded step cannot bring them there."""
         mean, std = self._stats[:2] if train else self._stats[2:]
         return ((x.float() / 255 - mean) / std).contiguous(memory_format=self._format)
 
     def autocast(self) -> torch.autocast:
-        """In which the forward pass runs; no cache, because a replayed step must cast its weights anew."""
+        """The context of the forward pass; no cache, because a replayed step must cast its weights anew."""
         return torch.autocast(self.device.type, torch.bfloat16, self.precision == "bf16", cache_enabled=False)
 
     def settings(self) -> AbstractContextManager[None]:
-        """In which steps are recorded: the precision's arithmetic."""
+        """The context in which steps are recorded: the arithmetic of the precision."""
         return arithmetic(tf32=self.precision != "fp32")
 
     def _assign(self, clients: list[int]) -> list[Slot]:
-        """A slot for each client, where possible one that has recorded its kinds of steps already."""
+        """A slot for each client, if possible one that has already recorded its kinds of steps."""
         kinds = {client: set(self.plan(client)) for client in clients}
         missing = {(c, slot): len(kinds[c] - slot.graphs.keys()) for c in clients for slot in self._slots}
         free, chosen = list(self._slots), {}

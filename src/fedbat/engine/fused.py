@@ -1,7 +1,7 @@
-"""Where small kernels would rule the time of a step: batches and FedBAT's binarization, each in a few fused kernels.
+"""Work whose many small kernels would dominate a step: batches and FedBAT's binarization, each in a few fused kernels.
 
 Used where Triton can compile (it comes with PyTorch for NVIDIA GPUs, and needs a C compiler); elsewhere the engine
-runs the tensor code that these follow.
+runs the tensor code that these kernels follow.
 """
 
 import warnings
@@ -30,7 +30,7 @@ def can_fuse() -> bool:
         cell = torch.zeros(1, device="cuda")
         double = torch.zeros(1, device="cuda", dtype=torch.float64)
         kernels.fedbat_settle[(1,)](cell, cell, double, double, 1, 0.1, LAYERS=1)
-    except Exception as error:  # whatever a missing compiler or an odd driver may raise
+    except Exception as error:  # a missing compiler or an odd driver may raise anything
         warnings.warn(f"steps are not fused, and slower: Triton cannot compile here ({error!r})", stacklevel=2)
         return False
     return True
@@ -74,11 +74,11 @@ class FusedFedBAT:
 
     @staticmethod
     def suits(method: Method) -> bool:
-        """Whether these kernels say what this method says."""
+        """Whether these kernels compute what this method does."""
         return type(method) is FedBAT and method.step != "inf-norm" and method.sent == "fresh" and method.bits == 1
 
     def forward(self, generator: torch.Generator) -> None:
-        """Let the weights be w + S(m, alpha)."""
+        """weights <- w + S(m, alpha)."""
         from fedbat.engine import kernels
 
         flat, bounds = self.flat, self.method.bounds
@@ -122,7 +122,7 @@ class FusedBatches:
         self.table = normalize(every, self.spec.train_mean, self.spec.train_std).contiguous()  # [C, 1, 256]
 
     def next(self, size: int, at: Tensor, order: Tensor, crop: Tensor, flip: Tensor) -> tuple[Tensor, Tensor]:
-        """The `size` samples from position `at` of an epoch's order on."""
+        """The next `size` samples from position `at` of the drawn order on."""
         from fedbat.engine import kernels
 
         memory_format = torch.channels_last if self.channels_last else torch.contiguous_format

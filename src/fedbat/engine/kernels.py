@@ -1,10 +1,10 @@
-"""Triton kernels of the CUDA engine: what tensor code would need dozens of small launches for, in one each.
+"""Triton kernels of the CUDA engine: each does in one launch what would take tensor code dozens of small ones.
 
 Every kernel computes what plain tensor code elsewhere computes, bit for bit (true division, no fast exponential, the
 same fused multiply-adds); benchmarks/cuda_check.py compares whole rounds.
 
-The layers of a model lie one after the other in flat buffers, each from a multiple of the block size on, so that a program
-(one block) belongs to one layer: `layer_of` names it, `first` is the layer's first block, `numel` its size.
+The layers of a model lie one after the other in flat buffers, each starting at a multiple of the block size, so that a
+program (one block) belongs to one layer: `layer_of` names it, `first` is the layer's first block, `numel` its size.
 """
 
 import triton
@@ -67,7 +67,7 @@ def fedbat_forward(
     a = raw
     if BOUNDED:
         a = tl.where(prime > 0, tl.minimum(tl.maximum(raw, low), high), 0.0)
-    if block == start:  # other blocks may read alpha' before or after this: they find the same value
+    if block == start:  # other blocks may read alpha' before or after this; either way they get the same value
         tl.store(alpha_prime + layer, prime)
         tl.store(alpha + layer, a)
         tl.store(pace + layer, tl.where((a == raw) & (raw > 0), rho, 0.0))
@@ -101,7 +101,7 @@ def fedbat_backward(latent, w, noise, noise_start, grad, alpha, slope, layer_of,
 
 @triton.jit
 def fedbat_settle(alpha_e, pace, slope, magnitude, num_layers, lr, LAYERS: tl.constexpr):
-    """alpha_e <- alpha_e - lr dL/dalpha_e for all layers, and the sums start again."""
+    """alpha_e <- alpha_e - lr dL/dalpha_e for all layers; the sums are reset."""
     layer = tl.arange(0, LAYERS)
     here = layer < num_layers
     grad = tl.load(pace + layer, mask=here, other=0.0) * tl.load(slope + layer, mask=here, other=0.0).to(tl.float32)

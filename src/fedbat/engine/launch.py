@@ -1,4 +1,4 @@
-"""Launching Triton's kernels, and compiling many of them at a time before they are needed."""
+"""Launching Triton kernels, and compiling many of them at a time before they are needed."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,15 +13,15 @@ _ahead: ContextVar[bool] = ContextVar("compiled ahead, not launched", default=Fa
 
 
 def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
-    """kernel[grid], which `compile_ahead` can hold back."""
+    """kernel[grid], but not launched inside `compile_ahead`."""
     return partial(kernel.run, grid=grid, warmup=_ahead.get())
 
 
 @contextmanager
 def compile_ahead() -> Iterator[None]:
-    """Inside, kernels are compiled side by side and not launched: what they would compute is not there.
+    """Inside, kernels are compiled side by side and not launched, so their results are missing.
 
-    One after the other, in the order of their first launch, the kernels of a ResNet take several seconds.
+    Compiled one after the other, each at its first launch, the kernels of a ResNet take several seconds.
     """
     import triton
 

@@ -2,7 +2,7 @@
 
 Activations lie channels_last: a matrix of M rows (samples and pixels) and C channels. Sums over rows are taken in parts
 (one program each), then settled; their order is fixed, so the same input always gives the same bits. Nothing is
-compiled for a certain number of rows: batches come in many sizes.
+compiled for a particular number of rows, as batches come in many sizes.
 """
 
 import triton
@@ -14,7 +14,7 @@ def moments(x, partial, M, C, PARTS, TILES: tl.constexpr, ROWS: tl.constexpr, CH
     """partial[0], partial[1] <- sums of x - k and its square over this program's rows; k is the first row."""
     part, c = tl.program_id(0), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     real = c < C
-    k = tl.load(x + c, mask=real, other=0.0).to(tl.float32)[None, :]  # a shift near the mean keeps the difference exact
+    k = tl.load(x + c, mask=real, other=0.0).to(tl.float32)[None, :]  # a shift near the mean keeps differences exact
     first, second = tl.zeros([ROWS, CHANNELS], tl.float32), tl.zeros([ROWS, CHANNELS], tl.float32)
     for tile in range(TILES):
         row = (part * TILES + tile) * ROWS + tl.arange(0, ROWS)
@@ -32,7 +32,7 @@ def settle_moments(
     x, partial, weight, bias, running_mean, running_var, batches, saved, M, C, PARTS, eps, momentum,
     MOST: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """saved <- mean, 1/std, and the scale and shift that stand for all of BatchNorm; the running statistics move on."""
+    """saved <- mean, 1/std, and the scale and shift that make up BatchNorm; the running statistics are updated."""
     c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     real = c < C
     first, second = _settled(partial, c, real, C, PARTS, MOST)
@@ -131,7 +131,7 @@ def pull_back(
 @triton.jit
 def _slope(
     value, grad, y, at, here, scale, shift, ADDS: tl.constexpr, RELU: tl.constexpr
-):  # dL/dz, the ReLU undone by its output or, where nothing was added, by its input
+):  # dL/dz: pulled back through the ReLU by its output or, where nothing was added, by its input
     slope = tl.load(grad + at, mask=here, other=0.0).to(tl.float32)
     if RELU:
         if ADDS:
@@ -164,7 +164,7 @@ def patches(
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
     VALUES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """rows[b, i, j] <- what a K x K filter sees there (its rows, columns, channels), filled up with zeros."""
+    """rows[b, i, j] <- what a K x K filter sees there (rows, columns, channels), padded with zeros."""
     row, value = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None], tl.arange(0, VALUES)[None, :]
     i = row // WIDTH % HEIGHT * STRIDE + value // (K * C) - PADDING
     j = row % WIDTH * STRIDE + value // C % K - PADDING

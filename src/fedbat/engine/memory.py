@@ -1,4 +1,4 @@
-"""Large buffers stay with the process that frees them."""
+"""Keeps large freed buffers with the process."""
 
 import ctypes
 
@@ -7,10 +7,10 @@ _MMAP_MAX, _TRIM_NEVER = 32 << 20, 2**31 - 1  # glibc refuses more
 
 
 def keep_freed_memory() -> None:
-    """Ask glibc not to hand freed buffers back to the kernel, which would fault them in again, page by page.
+    """Ask glibc not to return freed buffers to the kernel, which would have to fault them in again page by page.
 
     Every training step frees and allocates the same few megabytes; element-wise operators are several times cheaper
-    on memory that is still there. Elsewhere than on glibc nothing happens.
+    on memory that is still mapped. Without glibc, nothing happens.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

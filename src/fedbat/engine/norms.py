@@ -1,7 +1,7 @@
-"""BatchNorm, with ReLU and shortcut where a module says so, as few fused kernels.
+"""BatchNorm, with ReLU and shortcut where a module has them, as a few fused kernels.
 
-Native BatchNorm, ReLU and their gradients pass over the activations thirteen times, these eight. They round otherwise
-than the native ones, so the engine takes them only where the arithmetic is not the sequential engine's anyway.
+Native BatchNorm, ReLU and their gradients pass over the activations thirteen times, these eight times. They round
+differently, so the engine uses them only where its arithmetic is not the sequential engine's anyway.
 """
 
 from collections.abc import Callable
@@ -15,14 +15,14 @@ from fedbat.engine.launch import launch
 from fedbat.engine.pairs import join_pairs
 from fedbat.models.norm import BatchNormReLU
 
-# Every tile has the same shape, and few numbers of tiles occur: each would be compiled anew.
+# Every tile has the same shape, and only a few numbers of tiles occur, as each is compiled anew.
 _CHANNELS, _ROWS = 32, 128  # of a tile
 _SHAPE = {"ROWS": _ROWS, "CHANNELS": _CHANNELS}
-_PARTS = 128  # programs, at most, that share the sums over an activation's rows; ten clients at a time fill the card
+_PARTS = 128  # at most this many share the sums over an activation's rows; ten clients at a time fill the card
 
 
 def fuse_norms(model: nn.Module) -> None:
-    """Let BatchNorm2d and BatchNormReLU compute with fused kernels; a ReLU that follows in a Sequential joins in."""
+    """Let BatchNorm2d and BatchNormReLU compute with fused kernels, including a ReLU that follows in a Sequential."""
     for module in model.modules():
         if _can_be_fused(module):
             module.forward = partial(_forward, cast(nn.BatchNorm2d, module), False)
@@ -30,7 +30,7 @@ def fuse_norms(model: nn.Module) -> None:
 
 
 def _can_be_fused(module: nn.Module) -> bool:
-    # Exactly these: a subclass may mean something else. Without momentum all batches would be averaged.
+    # Exactly these: a subclass may do something else. Without momentum, BatchNorm would average over all batches.
     if type(module) not in (nn.BatchNorm2d, BatchNormReLU):
         return False
     norm = cast(nn.BatchNorm2d, module)
@@ -46,7 +46,7 @@ def _norm_and_relu(norm: nn.Module, relu: nn.Module) -> Callable[[Tensor], Tenso
 def _forward(module: nn.BatchNorm2d, followed: bool, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
     inputs = [x] if shortcut is None else [x, shortcut]
     fits = all(t.is_contiguous(memory_format=torch.channels_last) and t.dtype == x.dtype for t in inputs)
-    if not fits or not x.shape[1] < x.numel() < 1 << 31:  # one value a channel is an error
+    if not fits or not x.shape[1] < x.numel() < 1 << 31:  # a single value per channel is an error
         y: Tensor = type(module).forward(module, *inputs)
         return torch.relu(y) if followed else y
     relu = followed or type(module) is BatchNormReLU
@@ -58,7 +58,7 @@ def _forward(module: nn.BatchNorm2d, followed: bool, x: Tensor, shortcut: Tensor
 
 @torch.no_grad()
 def _tested(module: nn.BatchNorm2d, relu: bool, x: Tensor, shortcut: Tensor | None) -> Tensor:
-    """With the running statistics."""
+    """Normalize with the running statistics, as in tests."""
     assert module.running_mean is not None and module.running_var is not None
     inverse = torch.rsqrt(module.running_var + module.eps)
     scale = inverse * module.weight
@@ -81,7 +81,7 @@ class _Plan(NamedTuple):
 
     M: int
     C: int
-    parts: int  # of the rows, each summed by one program
+    parts: int  # that the rows are cut into, each summed by one program
     tiles: int  # of a part
 
     @classmethod
@@ -104,7 +104,7 @@ class _Plan(NamedTuple):
         return -(-self.M // _ROWS), *self.over_channels
 
     def partial(self, x: Tensor) -> Tensor:
-        """Two sums for each part and channel."""
+        """Room for two sums for each part and channel."""
         return torch.empty(2, self.parts, self.C, device=x.device)
 
 

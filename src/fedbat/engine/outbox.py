@@ -1,4 +1,4 @@
-"""The way home of a client's upload: everything the host needs in one buffer, so that one copy brings it."""
+"""A client's upload on its way to the host: everything the host needs in one buffer, so that one copy brings it."""
 
 import dataclasses
 from typing import Any
@@ -15,7 +15,7 @@ from fedbat.wire import Payload
 
 
 class Outbox:
-    """Filled where the client was trained (this can be recorded), opened on the CPU when the copy has arrived."""
+    """Filled on the device where the client was trained (this can be recorded), opened on the CPU once copied there."""
 
     def __init__(
         self, update: Tensors, w: Tensors, parts: dict[str, Part], memory: Tensors, rest: Tensors, loss: Tensor
@@ -39,14 +39,14 @@ class Outbox:
         self._home = torch.empty_like(flat, device="cpu", pin_memory=flat.is_cuda).copy_(flat, non_blocking=True)
 
     def open(self, layout: Layout, context: int) -> tuple[Payload, Tensors, float, dict[str, LayerReport]]:
-        """Payload, memory, sum of losses, reports: own copies, because the next client will fill the same box."""
+        """Payload, memory, sum of losses, reports: all copies, because the next client will fill the same box."""
         found = dict(zip(self._keys, self._box.views(self._home.clone()), strict=True))
         fields: dict[str, Tensors] = {name: {} for name in self._parts}
         for name, key in self._names["parts"]:
             fields[name][key] = found["parts", (name, key)]
         parts = {name: dataclasses.replace(part, **fields[name]) for name, part in self._parts.items()}  # type: ignore[type-var]
         rest = {name: found["rest", name] for name in self._names["rest"]}
-        # The memory is kept for long: it must not keep the rest alive.
+        # The memory is kept for long and must not keep the rest alive.
         memory = {name: found["memory", name].clone() for name in self._names["memory"]}
         reports = layer_reports(parts, found["figures", ""])
         return Payload(layout, parts, rest, context), memory, float(found["loss", ""]), reports

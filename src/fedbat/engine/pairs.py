@@ -13,7 +13,7 @@ Joint = Callable[[nn.Module, nn.Module], Callable[[Tensor], Tensor] | None]
 def join_pairs(model: nn.Module, joint: Joint) -> None:
     """Let every Sequential compute such pairs jointly.
 
-    Who takes the layers out of the Sequential and calls them gets what they always give; hooks on them are called.
+    Layers taken out of the Sequential and called by themselves work as always; pairs with hooks are not joined.
     """
     for sequence in model.modules():
         if type(sequence) is nn.Sequential and any(joint(*pair) for pair in pairwise(sequence)):

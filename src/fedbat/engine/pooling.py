@@ -1,4 +1,4 @@
-"""ReLU after max-pooling, where a model has it before: the same bits forward and back, on a quarter of the values."""
+"""ReLU after max-pooling where a model has it before: the same bits both ways, on a quarter of the values."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from fedbat.engine.pairs import join_pairs
 
 
 def pool_first(model: nn.Module) -> None:
-    """Let every Sequential in which a MaxPool2d follows a ReLU do the ReLU's work on what the pooling has chosen.
+    """Let every Sequential in which a MaxPool2d follows a ReLU apply the ReLU to what the pooling has chosen.
 
     The largest of some values, if it is positive, is also the largest of their positive parts; if it is not, neither
     order lets a gradient through.
@@ -18,7 +18,7 @@ def pool_first(model: nn.Module) -> None:
 
 
 def _pool_then_relu(relu: nn.Module, pool: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    # Exactly these: a subclass may mean something else.
+    # Exactly these: a subclass may do something else.
     if type(relu) is not nn.ReLU or type(pool) is not nn.MaxPool2d or pool.return_indices:
         return None
     return lambda x: torch.relu_(pool(x))  # in place: pooling needs its input, not its result

@@ -1,4 +1,4 @@
-"""Whether a model's steps can be recorded: on tensors that stay where they are, with no dice rolled on the host."""
+"""Whether a model's steps can be recorded: tensors must stay where they are, and no dice be rolled on the host."""
 
 import copy
 import random
@@ -14,17 +14,17 @@ _INSTEAD = "use --engine sequential --device cuda, which does without recorded s
 
 
 class CannotRecordError(ConfigError):
-    """A model that would not do again what it did while a step was recorded."""
+    """A model whose recorded step, when replayed, would not do what the model does."""
 
 
 def check_recordable(federation: Federation, device: torch.device) -> None:
-    """Let a copy of the model see two blank images, and refuse what would go wrong without a word."""
+    """Show a copy of the model two blank images, and refuse what would silently go wrong."""
     model = copy.deepcopy(federation.model).to(device).train()
     images = torch.zeros(2, *federation.data.spec.shape, device=device)
     before, dice = _tensors(model), random.getstate()
     with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
         host = torch.get_rng_state()
-        with suppress(Exception):  # a model with a mistake fails in training, and says why
+        with suppress(Exception):  # a faulty model fails in training, and says why
             model(images)
         drawn = random.getstate() != dice or (device.type == "cuda" and not torch.equal(torch.get_rng_state(), host))
     random.setstate(dice)

@@ -1,6 +1,6 @@
-"""The reference engine: one client after the other, one thread, one loop; all others must agree with it.
+"""The reference engine: one client after the other, one thread, one loop; all other engines must agree with it.
 
-On a CPU some layers take fewer operations than PyTorch's own, with the same results up to rounding (`_quick`).
+On a CPU, some layers take fewer operations than PyTorch's own, with the same results up to rounding (`_quick`).
 """
 
 import copy
@@ -29,10 +29,10 @@ _TEST_BATCH = 500
 
 
 class Epoch(NamedTuple):
-    """One pass over a client's data as the random streams have it: its order, and how each image is augmented."""
+    """One pass over a client's data, as drawn from the random streams: its order, and how each image is augmented."""
 
     samples: Tensor  # int64 [n]
-    crop: Tensor  # int64 [n, 2]; this and flip are empty for data that is not augmented
+    crop: Tensor  # int64 [n, 2]; crop and flip are empty if the data is not augmented
     flip: Tensor  # bool [n]
 
 
@@ -52,24 +52,24 @@ def draw_epochs(federation: Federation, round_: int, client: int) -> Iterator[Ep
 
 
 class Score(NamedTuple):
-    """How a model did on one batch of the test set."""
+    """How well a model did on one batch of the test set."""
 
     correct: int
     loss: float  # sum over the samples
 
 
 def num_test_batches(federation: Federation) -> int:
-    """The last one may be short."""
+    """The number of batches in the test set; the last may be short."""
     return -(-len(federation.data.y_test) // _TEST_BATCH)
 
 
 def tested(federation: Federation, w: Tensors) -> Tensors:
-    """What the method computes with when the global tensors w are tested."""
+    """The tensors that the method computes with when the global tensors w are tested."""
     return w | federation.method.evaluate({entry.name: w[entry.name] for entry in federation.layout.compressed})
 
 
 def evaluation_of(scores: Iterable[Score], federation: Federation) -> Evaluation:
-    """Added in the order of the batches, so that every engine rounds alike."""
+    """The scores added up in the order of the batches, so that every engine rounds alike."""
     correct, loss = (sum(column) for column in zip(*scores, strict=True))
     return Evaluation(correct / len(federation.data.y_test), loss / len(federation.data.y_test))
 
@@ -77,7 +77,7 @@ def evaluation_of(scores: Iterable[Score], federation: Federation) -> Evaluation
 class SequentialEngine:
     """Plain SGD with a fresh optimizer every round, as the authors' clients do.
 
-    With `half` the layers compute in bfloat16 (PyTorch's autocast); weights, updates and what is sent stay in float32.
+    With `half`, layers compute in bfloat16 (PyTorch's autocast); weights, updates and what is sent stay in float32.
     """
 
     home = torch.device("cpu")
@@ -88,7 +88,7 @@ class SequentialEngine:
         keep_freed_memory()
         self.federation, self.device = federation, torch.device(device)
         self.precision = "bf16" if half else "fp32"
-        # The first optimizer imports half of PyTorch, and Numba compiles: here, and not on the first client's time.
+        # The first optimizer imports half of PyTorch, and Numba compiles: done here, not on the first client's time.
         torch.optim.SGD([torch.zeros(1, requires_grad=True)]).step()
         if self.device.type == "cpu" and suits(federation.method):
             compiled()
@@ -108,7 +108,7 @@ class SequentialEngine:
     def train(
         self, w: Tensors, round_: int, clients: list[int], memories: Mapping[int, Tensors]
     ) -> Iterator[ClientResult]:
-        """One client after the other; the user's own random numbers go on as if there had been none."""
+        """Train one client after the other; the user's own random numbers go on as if none had been trained."""
         cards = [self.device] if self.device.type == "cuda" else []
         for client in clients:
             with torch.random.fork_rng(cards):
@@ -116,7 +116,7 @@ class SequentialEngine:
             yield result
 
     def close(self) -> None:
-        """As many threads as before."""
+        """Restore the number of threads."""
         torch.set_num_threads(self._threads)
 
     @arithmetic(tf32=False)
@@ -167,7 +167,7 @@ class SequentialEngine:
     @arithmetic(tf32=False)
     @torch.no_grad()
     def test(self, w: Tensors, number: int) -> Score:
-        """The model with the weights w on one batch of the test set."""
+        """Test the model with the weights w on one batch of the test set."""
         data, rows = self._data, slice(number * _TEST_BATCH, (number + 1) * _TEST_BATCH)
         self._load(w)
         self.model.eval()
@@ -177,7 +177,7 @@ class SequentialEngine:
         return Score(int((logits.argmax(1) == y).sum()), float(F.cross_entropy(logits, y, reduction="sum")))
 
     def _batches(self, round_: int, client: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """What the model is trained on; the last batch of an epoch may be short."""
+        """The batches the model is trained on; the last one of an epoch may be short."""
         data, size = self._data, self.federation.experiment.batch_size
         for epoch in draw_epochs(self.federation, round_, client):
             samples, crop, flip = (tensor.to(self.device).split(size) for tensor in epoch)
@@ -191,15 +191,15 @@ class SequentialEngine:
         return normalize(x, mean, std).contiguous(memory_format=self._format)
 
     def _load(self, w: Tensors) -> None:
-        # Asked for anew: a forward pass may have given the model other buffers.
+        # Looked up anew each time: a forward pass may have given the model other buffers.
         for name, tensor in tensors_of(self.model, self.federation.layout).items():
             tensor.copy_(w[name])
 
 
 def _quick(model: nn.Module) -> nn.Module:
-    """The model as CPUs compute it fastest: PyTorch's results up to rounding.
+    """The model in the form that CPUs compute fastest; the results are PyTorch's up to rounding.
 
-    channels_last is a third faster there (and slower on GPUs in fp32), and two layers take fewer operations.
+    channels_last is a third faster there (and slower on GPUs in fp32), and two kinds of layers take fewer operations.
     """
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     pool_first(model)
@@ -208,11 +208,11 @@ def _quick(model: nn.Module) -> nn.Module:
 
 
 def _takes_channels_last(federation: Federation) -> bool:
-    """Models that flatten by `x.view(len(x), -1)` do not."""
+    """Whether the model can take channels_last; models that flatten by `x.view(len(x), -1)` cannot."""
     images = torch.zeros(federation.experiment.batch_size, *federation.data.spec.shape)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             _quick(copy.deepcopy(federation.model)).train()(images.contiguous(memory_format=torch.channels_last))
     except RuntimeError:
-        return False  # with a mistake of its own it fails in training, and says why
+        return False  # a faulty model fails in training, too, and says why
     return True

@@ -1,8 +1,8 @@
-"""One client on the GPU: its model, its buffers, its noise and the recorded work that is done on them.
+"""One client on the GPU: its model, its buffers, its noise, and the recorded work that uses them.
 
 Everything a step needs is made inside it or lies in a buffer: the batch is gathered by index from the data set on the
 device, at a position that the step itself advances; the noise comes from the slot's own generator. (Captured draws from
-the *default* generator are the same numbers on every stream: all clients would share one noise.)
+the *default* generator are the same numbers on every stream: all clients would share the same noise.)
 """
 
 import dataclasses
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 
 class Kind(NamedTuple):
-    """What a recorded step is good for."""
+    """What a recorded step can be used for."""
 
     size: int  # of the batch
     altered: bool  # whether the method changes what the model computes with
-    first: bool  # of a client, where the method's forward pass knows
+    first: bool  # whether it is a client's first, if the method's forward pass makes a difference
 
 
 class Ending(NamedTuple):
-    """What recorded encoding is good for."""
+    """What a recorded encoding can be used for."""
 
     altered: bool  # in the last step
     ever_altered: bool
-    remembers: bool  # whether there is a memory of an earlier round
+    remembers: bool  # whether there is a memory from an earlier round
 
 
 class Slot:
@@ -56,7 +56,7 @@ class Slot:
         self.model = engine.new_model().train()
         self.method.instrument(self.model, list(self.w))
         self.live = tensors_of(self.model, engine.federation.layout)
-        # In bf16 the layers compute with half-precision copies: cast all at once, not one by one by autocast.
+        # In bf16 the layers compute with half-precision copies, cast all at once instead of one by one by autocast.
         self.half = halve(self.model) if engine.precision == "bf16" else {}
         self.latent = {name: self.live[name].clone() for name in self.w}  # w + m while the model holds something else
         self.learned = self.method.learnables(self.w)
@@ -75,7 +75,7 @@ class Slot:
         self.order = torch.zeros(longest, dtype=torch.int64, device=device)
         self.crop = torch.zeros(longest, 2, dtype=torch.int64, device=device)
         self.flip = torch.zeros(longest, dtype=torch.bool, device=device)
-        # Copies from memory that is not pinned would wait for the device.
+        # Copies from memory that is not pinned would have to wait for the device.
         self.staged = [torch.empty_like(x, device="cpu", pin_memory=engine.captures) for x in self._drawn()]
         self.at = torch.zeros((), dtype=torch.int64, device=device)  # samples seen so far
         self.loss = torch.zeros((), dtype=torch.float64, device=device)  # sum over the steps so far
@@ -93,7 +93,7 @@ class Slot:
 
     @torch.no_grad()
     def begin(self, round_: int, client: int, memory: Tensors) -> None:
-        """Record what is not recorded yet, then put the client's start into the buffers."""
+        """Record the steps that are not recorded yet, then fill the buffers with the client's starting state."""
         federation = self.engine.federation
         self.plan, self.altered, self.ever_altered = self.engine.plan(client), False, False
         if self.stream is not None:
@@ -111,7 +111,7 @@ class Slot:
             for buffer, staged, pieces in zip(self._drawn(), self.staged, epochs, strict=True):
                 num = sum(map(len, pieces))
                 buffer[:num].copy_(torch.cat(pieces, out=staged[:num]), non_blocking=True)
-            if memory and self.memory.keys() != memory.keys():  # the buffers stay, because recorded work reads them
+            if memory and self.memory.keys() != memory.keys():  # else the buffers stay: recorded work reads them
                 self.memory = {name: torch.empty_like(x, device=self.engine.device) for name, x in memory.items()}
             self._remembers = bool(memory)
             copy_all(self.memory, memory)
@@ -132,7 +132,7 @@ class Slot:
 
     @torch.enable_grad()
     def step(self, kind: Kind) -> None:
-        """One SGD step on the next samples: nothing but buffers before and after, so that it can be recorded."""
+        """One SGD step on the next samples: from buffers to buffers only, so that it can be recorded."""
         engine, lr, altered = self.engine, self.engine.federation.experiment.lr, kind.altered
         x, y = self._batch(kind.size)
         if altered and self.fused is not None:
@@ -163,7 +163,7 @@ class Slot:
 
     @torch.no_grad()
     def encode(self) -> None:
-        """Launch the encoding of what was trained, and its way home."""
+        """Launch the encoding of what was trained, and its copy to the host."""
         ending = Ending(self.altered, self.ever_altered, self._remembers)
         with self.on_stream():
             if not self.engine.captures:
@@ -173,7 +173,7 @@ class Slot:
                 if ending not in self.engine.warm:
                     self.engine.warm.add(ending)
                     before = self.noise.generator.get_offset()
-                    self._encode(ending)  # libraries set themselves up; nothing of the client's is changed
+                    self._encode(ending)  # libraries initialize; the client's state is unchanged
                     self.noise.generator.set_offset(before)
                 boxes: list[Outbox] = []
                 graph = record(lambda: boxes.append(self._encode(ending)), self.pool, self.noise.generator)
@@ -206,19 +206,19 @@ class Slot:
         memory = self.memory if ending.remembers else {}
         if self.w:
             if method.noisy_forward and method.alters_forward(Step(len(self.plan), len(self.plan))):
-                self.noise(self.w)  # as LocalTraining, which is ready for one more step when training ends
+                self.noise(self.w)  # as in LocalTraining, which has drawn for one more step when training ends
             self._prepare(local)
             parts, memory = method.encode(self.w, local, memory, self.noise)
         rest = {entry.name: self.live[entry.name] for entry in layout.rest}
         floats = [entry.name for entry in layout.rest if entry.role == "dense"]
-        if floats:  # their change travels
+        if floats:  # of these, the change travels
             now, start = [wide(rest[name]) for name in floats], [engine.w[name] for name in floats]
             rest |= dict(zip(floats, torch._foreach_sub(now, start), strict=True))
         return Outbox(update, self.w if method.sends_weights else {}, parts, memory, rest, self.loss)
 
     @torch.no_grad()
     def _alter(self, first: bool) -> tuple[Local, Tensors, Forward]:
-        """Let the model hold what the method wants it to compute with."""
+        """Load into the model what the method wants it to compute with."""
         progress = (self.done / self.total).float()
         local = Local(self._update(self.latent), self.learned, self.fixed, None if first else self.last, progress)
         self._prepare(local)
@@ -228,7 +228,7 @@ class Slot:
         return local, u, seen
 
     def _prepare(self, local: Local) -> None:
-        """What is carried along is 0 until it is set, and then stays: prepare's meaning, but nobody asks the device."""
+        """Set what is carried along where it is still 0: the same as `prepare`, but without reading from the device."""
         now = self.method.prepare(self.w, dataclasses.replace(local, fixed={}))
         for name, value in self.fixed.items():
             value.copy_(torch.where(value == 0, now[name], value))
@@ -245,7 +245,7 @@ class Slot:
         return engine.normalized(x, train=True), engine.y[index]
 
     def _fuse(self) -> None:
-        """Lay the layers out one after the other, as the kernels that work on all of them want it."""
+        """Lay the layers out one after the other, as needed by the kernels that work on all of them."""
         engine = self.engine
         assert engine.flat is not None
         latent, self.latent = engine.flat.zeros()
@@ -267,10 +267,10 @@ class Slot:
         return dict(zip(self.w, torch._foreach_sub(now, list(self.w.values())) if now else (), strict=True))
 
     def _capture(self, kind: Kind) -> None:
-        """Record a step; it may spoil the buffers, so this comes before a client's start is loaded."""
+        """Record a step; it may spoil the buffers, so this comes before a client's starting state is loaded."""
         with self.engine.settings():
             self.at.zero_()
-            if kind not in self.engine.warm:  # libraries set themselves up in a first, unrecorded step
+            if kind not in self.engine.warm:  # libraries initialize in a first, unrecorded step
                 self.engine.warm.add(kind)
                 generator = default_generator(self.engine.device)
                 before = generator.get_offset()
@@ -278,7 +278,7 @@ class Slot:
                     with compile_ahead():
                         self.step(kind)
                 self.step(kind)
-                # A model that draws numbers itself (dropout) does so from the default generator: see the top.
+                # A model that draws numbers itself (dropout) uses the default generator: see the top of this file.
                 if generator.get_offset() != before:
                     self.engine.captures = False
                     return
@@ -286,12 +286,12 @@ class Slot:
 
     @contextmanager
     def _own_dice(self) -> Iterator[None]:
-        """Models draw from PyTorch's default generator: here it goes on from where this client's stood."""
+        """Models draw from PyTorch's default generator: inside, it continues from where this client's was."""
         default = default_generator(self.engine.device)
         default.set_state(self.dice.get_state())
         yield
         self.dice.set_state(default.get_state())
 
     def on_stream(self) -> AbstractContextManager[object]:
-        """Where all of the slot's work is launched."""
+        """The context in which all of the slot's work is launched."""
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)

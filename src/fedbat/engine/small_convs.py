@@ -4,18 +4,19 @@ In one dimension, with zeros around x, and with s = w0 + w2 and d = w0 - w2,
 
     y = (w1 + s S + d K) x        S = (L + L') / 2,  K = (L - L') / 2,  where L moves x by one place.
 
-Eigenvectors of S are sines, half of them even and half odd; K makes even what is odd. An odd one, f with S f = c f and
+The eigenvectors of S are sines, half of them even and half odd; K turns odd into even. An odd one, f with S f = c f and
 g = K f, takes two products,
 
     p = (w1 + c s - d) (g'x + f'x)        q = (w1 + c s + d) (g'x - f'x)
 
 because (p - q) / 2 = (w1 + c s) f'x - d g'x is its share f'y of the result, and -(p + q) / 2 = d f'x - (w1 + c s) g'x
-what it gives to g, but for a last term that is even in x and free of d. What is left is even as well,
+is what it gives to g, except for a last term that is even in x and free of d. What is left is also even,
 
     (w1 P + s Q) x        P = 1 + sum of g g',  Q = S + sum of c g g',
 
-and P, being positive, becomes diagonal together with Q: one product for each even one. For a side of m pixels that is
-m + m // 2 products in place of 3 m - 2. The result is no less exact than the usual one, which adds up more terms.
+and P, being positive, can be diagonalized together with Q: one product for each even eigenvector. For a side of m
+pixels that makes m + m // 2 products in place of 3 m - 2. The result is no less exact than the usual one, which adds up
+more terms.
 
 In two dimensions this is done along one and then the other. Products are summed over channels by matrix products.
 """
@@ -26,13 +27,13 @@ from math import pi
 import torch
 from torch import Tensor, nn
 
-_FEWEST = 64  # channels; with fewer, all around the products costs more than they do
+_FEWEST = 64  # channels; with fewer, the work around the products costs more than they do
 
 
 def multiply_less(model: nn.Module) -> None:
-    """Let convolutions of many channels, without stride or bias, compute like this in training where it is faster."""
+    """Let convolutions with many channels and no stride or bias compute this way in training, where it is faster."""
     for module in model.modules():
-        # Exactly these: a subclass may mean something else.
+        # Exactly these: a subclass may do something else.
         if type(module) is nn.Conv2d and _suits(module):
             module.forward = partial(_forward, module)  # type: ignore[method-assign]
 
@@ -45,7 +46,7 @@ def _suits(conv: nn.Conv2d) -> bool:
 
 
 def _forward(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    watched = conv._forward_pre_hooks or conv._forward_hooks  # which may look at what is saved for the way back
+    watched = conv._forward_pre_hooks or conv._forward_hooks  # hooks may look at what is saved for the backward pass
     full = x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type)
     if watched or not full or not conv.training or not _is_faster(x.shape):
         return nn.Conv2d.forward(conv, x)
@@ -53,7 +54,7 @@ def _forward(conv: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 def _is_faster(shape: torch.Size) -> bool:
-    """Whether there are images enough to make up for what is done to the filters."""
+    """Whether there are enough images to make up for transforming the filters."""
     return len(shape) == 4 and shape[2] == shape[3] and _num_products(shape[2]) ** 2 <= 2 * shape[0]
 
 
@@ -72,7 +73,7 @@ def convolve(x: Tensor, weight: Tensor) -> Tensor:
 
 @cache
 def matrices(side: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Those for images, filters and results: in one dimension y = results ((filters w) * (images x))."""
+    """The matrices for images, filters and results: in one dimension y = results ((filters w) * (images x))."""
     places = torch.arange(1, side + 1, dtype=torch.float64)
     angles = places * pi / (side + 1)
     sines, cosines = (2 / (side + 1)) ** 0.5 * torch.sin(torch.outer(places, angles)), torch.cos(angles)
@@ -94,7 +95,7 @@ def matrices(side: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _num_products(side: int) -> int:
-    """In one dimension."""
+    """The number of products in one dimension."""
     return side + side // 2
 
 

@@ -1,4 +1,4 @@
-"""The first convolution of a model as a product of matrices: for a few channels cuDNN has no good kernels."""
+"""The first convolution of a model as a product of matrices: cuDNN has no good kernels for only a few channels."""
 
 from functools import partial
 from typing import Any
@@ -9,19 +9,19 @@ from torch import Tensor, nn
 from fedbat.engine.launch import launch
 
 _MOST = 64  # values a filter sees; with more, patches would cost more than they save
-_ROWS = 64  # of patches that one program makes
+_ROWS = 64  # of patches, made by one program
 
 
 def fuse_stems(model: nn.Module) -> None:
     """Let bfloat16 convolutions of images compute with patches; those of activations are left as they are."""
     for module in model.modules():
-        # Exactly these: a subclass may mean something else.
+        # Exactly these: a subclass may do something else.
         if type(module) is nn.Conv2d and is_plain(module) and module.weight[0].numel() <= _MOST:
             module.forward = partial(_forward, module)  # type: ignore[method-assign]
 
 
 def is_plain(conv: nn.Conv2d) -> bool:
-    """Square filters, and nothing but them."""
+    """Whether filters, stride and padding are square, without bias, groups or dilation."""
     plain = conv.bias is None and conv.groups == 1 and conv.dilation == (1, 1) and conv.padding_mode == "zeros"
     return plain and all(
         isinstance(size, tuple) and len(set(size)) == 1 for size in (conv.kernel_size, conv.stride, conv.padding)

@@ -1,4 +1,4 @@
-"""Worker processes: each holds one object and does one task on it at a time; one that dies is named and replaced.
+"""Worker processes: each holds one object and does one task on it at a time; one that dies is reported and replaced.
 
 Processes are spawned, not forked: a fork would copy locks that other threads (torch's, the live view's) hold at that
 moment. A script that starts workers therefore needs `if __name__ == "__main__":`.
@@ -22,8 +22,8 @@ from fedbat.errors import FedbatError
 
 _LOG = logging.getLogger(__name__)
 _SPAWN = get_context("spawn")
-_STILLBORN = 3  # processes in a row may die while they start, in the place of one that was ready
-_WINDOW = 8  # tasks for each worker that may overtake each other; what is done early waits in memory
+_STILLBORN = 3  # this many processes in a row may die at startup, in place of one that was once ready
+_WINDOW = 8  # tasks per worker within which one may overtake another; results that are early wait in memory
 
 
 class Task(NamedTuple):
@@ -31,20 +31,20 @@ class Task(NamedTuple):
 
     deed: str  # for the message if the worker dies: it did so while it "trained client 17"
     method: str
-    args: Callable[[], tuple[Any, ...]]  # asked for when the task starts
+    args: Callable[[], tuple[Any, ...]]  # called when the task starts
     size: int = 0  # larger tasks start first, so that no long one is left for the end
 
 
 class Died(NamedTuple):
-    """What became of a task that two workers died of."""
+    """What became of a task on which two workers died."""
 
     reason: str
 
 
 class Workers:
-    """Processes that outlive tasks and deaths, and engines too if they are handed on; started by the first `hold`.
+    """Processes that outlive tasks and deaths, and even engines if they are handed on; started by the first `hold`.
 
-    Daemons end with this process; others may start workers of their own, and have to be closed.
+    Daemons end with this process; workers that are none may start workers of their own, and have to be closed.
     """
 
     def __init__(self, num: int, *, daemon: bool = True) -> None:
@@ -53,15 +53,15 @@ class Workers:
         self._make: Callable[[], object] | None = None
 
     def hold(self, make: Callable[[], object]) -> None:
-        """Tasks to come are done on what `make` gives, called once in each worker."""
+        """From now on, tasks are done on the object that `make` returns, called once in each worker."""
         self._workers = self._workers or [_Worker(number, self._daemon) for number in range(self._num)]
         self._make = make
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Any]:
-        """What became of each task, in order, as soon as it and all before it are there.
+        """Yield the result of each task, in order, as soon as it and all before it are there.
 
-        A task whose worker dies is done once more; after a second death it is a `Died`. An error in a worker is
-        raised here as it was there.
+        A task whose worker dies is tried once more; after a second death its result is a `Died`. An error in a worker
+        is raised here as it was there.
         """
         window = _WINDOW * len(self._workers)
         queue = deque(sorted(range(len(tasks)), key=lambda index: (index // window, -tasks[index].size)))
@@ -83,7 +83,7 @@ class Workers:
                 for worker in self._heard_of():
                     index, reply = worker.take()
                     if index is None:
-                        continue  # it has only said that it is there
+                        continue  # the worker has only said that it is ready
                     if isinstance(reply, _Failure):
                         reply.error.add_note(f"{worker} failed while it {tasks[index].deed}:\n{reply.trace}")
                         worker.end()
@@ -99,7 +99,7 @@ class Workers:
                     found[index] = reply
         finally:
             for worker in self._workers:
-                if worker.index is not None:  # nobody waits for this any more
+                if worker.index is not None:  # nobody waits for its task any more
                     worker.end()
 
     def close(self) -> None:
@@ -108,19 +108,19 @@ class Workers:
             worker.end()
 
     def _heard_of(self) -> list["_Worker"]:
-        """Those that have said something or died; waits for the first."""
+        """The workers that have said something or died; waits for the first."""
         awaited = [worker for worker in self._workers if not worker.idle]
         said = wait([handle for worker in awaited for handle in (worker.pipe, worker.process.sentinel)])
         return [worker for worker in awaited if worker.pipe in said or worker.process.sentinel in said]
 
 
 class _Worker:
-    """One process at a time under one number."""
+    """A numbered worker: one process at a time."""
 
     def __init__(self, number: int, daemon: bool) -> None:
         self.number, self.daemon = number, daemon
         self.served = False  # whether any process under this number has been ready
-        self.stillborn = 0  # how many since then have not
+        self.stillborn = 0  # how many processes since then have not
         self.start()
 
     def start(self) -> None:
@@ -141,7 +141,7 @@ class _Worker:
         return self.ready and self.index is None
 
     def revive(self) -> None:
-        """Start anew if the process was ended, or died while it had nothing to do."""
+        """Start a new process if the old one was ended, or died while it had nothing to do."""
         if self.idle and not self.pipe.closed and not self.process.is_alive():
             _LOG.warning("%s died while it had nothing to do; a new one takes its place", self)
             self.end()
@@ -149,19 +149,19 @@ class _Worker:
             self.start()
 
     def give(self, index: int, task: Task, make: Callable[[], object] | None) -> None:
-        """Send a task, and what to hold if that is new."""
-        # What to hold is sent as torch sends things, its tensors by reference to shared memory. A task goes by value:
-        # each tensor sent by reference would keep a file open for as long as it lives.
+        """Send a task, and the object to hold if that is new."""
+        # The object to hold is sent the way torch does it, its tensors by reference to shared memory. A task is sent by
+        # value: each tensor sent by reference would keep a file open for as long as it lives.
         message = None if make is self.made else make, pickle.dumps((task.method, task.args()))
         self.index, self.made = index, make
-        with suppress(OSError):  # it died just now; `take` will say so
+        with suppress(OSError):  # it has just died; `take` will say so
             self.pipe.send(message)
 
     def take(self) -> tuple[int | None, Any]:
-        """The task at hand and what became of it; None if it has only said that it is there."""
+        """The task at hand and what became of it; no task if the worker has only said that it is ready."""
         index = self.index
         try:
-            if not self.pipe.poll():  # a child of its own may keep the pipe open
+            if not self.pipe.poll():  # dead: only a child of its own keeps the pipe open
                 raise EOFError
             reply = pickle.loads(self.pipe.recv_bytes())
         except (EOFError, OSError):
@@ -197,7 +197,7 @@ class _Worker:
 
 @contextmanager
 def _inherited() -> Iterator[None]:
-    """What a process started here is born with: deaf to Ctrl-C, as its parent will end it, and malloc in huge pages."""
+    """What a process started inside inherits: it ignores Ctrl-C, since its parent ends it; malloc uses huge pages."""
     heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
     chosen = os.environ.get("GLIBC_TUNABLES")  # the user's own choice stays
     os.environ["GLIBC_TUNABLES"] = chosen or "glibc.malloc.hugetlb=1"
@@ -216,8 +216,8 @@ class _Failure(NamedTuple):
 
 
 def _serve(pipe: Connection) -> None:
-    """The life of a worker, which its parent ends; Ctrl-C is for that one alone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # blocking it is not enough: a first child is born without the block
+    """The life of a worker, until its parent ends it; Ctrl-C is for the parent alone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # blocking it is not enough: the first child starts without the block
     threading.Thread(target=_end_with_parent, daemon=True).start()
     pipe.send_bytes(pickle.dumps("ready"))
     holds: object = None
@@ -231,7 +231,7 @@ def _serve(pipe: Connection) -> None:
             make, task = pickle.loads(message)
             method, args = pickle.loads(task)
             if make:
-                holds = None  # before the next is there
+                holds = None  # free the old object before making the new one
                 holds = make()
             reply = getattr(holds, method)(*args)
         except Exception as error:
@@ -240,7 +240,7 @@ def _serve(pipe: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """However the parent ends, and whatever is going on here."""
+    """End with the parent, however it ends and whatever this process is doing."""
     parent = parent_process()
     assert parent is not None
     parent.join()
@@ -248,7 +248,7 @@ def _end_with_parent() -> None:
 
 
 def _travelling(error: Exception) -> Exception:
-    """The error, or one that says the same if it cannot be pickled."""
+    """The error, or if it cannot be pickled, another with the same text."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -257,7 +257,7 @@ def _travelling(error: Exception) -> Exception:
 
 
 def usable_cores() -> int:
-    """The cores this process is bound to, within its container's share; one where it may not start processes."""
+    """How many cores this process may use, by affinity and container; 1 if it may not start processes."""
     if current_process().daemon:
         return 1
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""A server that stops goes on: its models after the last round, and what the strategy carries from round to round."""
+"""Lets a stopped server go on, with its models after the last round and what the strategy carries between rounds."""
 
 import json
 from collections.abc import Mapping
@@ -15,17 +15,17 @@ from fedbat.storage import load_tensors, save_tensors, write_text
 from fedbat.streams import Tensors
 
 _STATE = ("m_t", "v_t", "momentum_vector")  # of Flower's FedOpt family (arrays by name) and FedAvgM (a list of them)
-_NUMBER = "."  # before a place in a list; no parameter's name begins so
+_NUMBER = "."  # precedes a position in a list; no parameter's name begins with it
 
 
 class ServerCheckpoint:
-    """A folder with one file per round and a file that names the last; valid at every moment."""
+    """A folder with the last round's file and a file that names it; valid at every moment."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def name_of(self, new: str) -> str:
-        """The name of the training that is kept here; `new` if it is new."""
+        """The name of the training kept here; `new` if there is none yet."""
         path = self.folder / "training"
         if not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ class ServerCheckpoint:
         return (self.folder / "last.json").exists()
 
     def save(self, round_: int, models: Mapping[str, Tensors], strategy: Strategy) -> None:
-        """Replace the last round's."""
+        """Replace the file of the round before."""
         tensors = {f"{kind}/{name}": tensor for kind, model in models.items() for name, tensor in model.items()}
         for kind in _STATE:
             carried = getattr(strategy, kind, None) or {}
@@ -53,7 +53,7 @@ class ServerCheckpoint:
                 old.unlink()
 
     def load(self, strategy: Strategy) -> tuple[int, dict[str, Tensors]]:
-        """The last round and the models after it; the strategy gets back what it carried."""
+        """The last round and the models after it; what the strategy carried is put back into it."""
         try:
             last: dict[str, Any] = json.loads((self.folder / "last.json").read_text())
             tensors = load_tensors(self.folder / last["file"])

@@ -1,6 +1,6 @@
 """The client's side: a mod around an existing ClientApp, and `begin` inside its training function.
 
-The app sees what it always saw: the global model as plain arrays. What it returns as arrays is replaced by the packed
+The app sees what it always sees: the global model as plain arrays. The arrays it returns are replaced by the packed
 upload of the training that `begin` hooked.
 """
 
@@ -31,7 +31,7 @@ def fedbat_mod(msg: Message, context: Context, call_next: ClientAppCallable) -> 
     """Flower mod: unpacks the model on its way in and packs the update on its way out.
 
     Messages of strategies other than `Compressed` pass untouched. What a node must keep between rounds (the memory of
-    error feedback, its copy of a public model, what is frozen) is in Context.state, and in the folder that the node's
+    error feedback, its copy of a public model, frozen tensors) is in Context.state, and in the folder that the node's
     config names as `fedbat-memory`, if any.
     """
     orders = Orders.take_from(msg.content) if msg.has_content() else None
@@ -44,7 +44,7 @@ def fedbat_mod(msg: Message, context: Context, call_next: ClientAppCallable) -> 
         return Message(RecordDict({CONFIG: node.told()}), reply_to=msg)
     try:
         arrays = record_of_tensors(receive(next(iter(msg.content.array_records.values())), node))
-    except CannotFollow as error:  # nothing is trained on another model than the server's: it is told what we hold
+    except CannotFollow as error:  # train only on the server's model; tell the server what this node holds
         return Message(RecordDict({CONFIG: ConfigRecord({**node.told(), REFUSED: str(error)})}), reply_to=msg)
     for key in list(msg.content.array_records):
         msg.content[key] = arrays
@@ -85,7 +85,7 @@ def begin(model: nn.Module, optimizer: Optimizer, num_steps: int) -> None:
 
 @dataclass
 class _PlainRound:
-    """A message of another strategy: training goes on as without fedbat."""
+    """A message of another strategy: training goes on as if without fedbat."""
 
     local: list[LocalTraining] = field(default_factory=list)
 
@@ -95,7 +95,7 @@ class _PlainRound:
         self.local.append(self._training(model, optimizer, num_steps))
 
     def end(self) -> None:
-        """Leave the optimizer as it was, whatever happened: an app may keep it."""
+        """Leave the optimizer as it was, whatever happened, since an app may keep it."""
         for local in self.local:
             local.__exit__(None, None, None)
 
@@ -105,7 +105,7 @@ class _PlainRound:
 
 @dataclass
 class _ClientRound(_PlainRound):
-    """One client in one round, between the message that came and the reply that goes."""
+    """One client in one round, from the incoming message to the reply."""
 
     node: Node = field(kw_only=True)
 
@@ -113,7 +113,7 @@ class _ClientRound(_PlainRound):
         orders, layout = self.node.orders, layout_of(model, self.node.orders.roles)
         device = next(model.parameters()).device
         noise = None
-        if orders.seed is not None and self.node.client >= 0:  # who has no number must not share another's noise
+        if orders.seed is not None and self.node.client >= 0:  # without a number, it must not share another's noise
             noise = UniformNoise(orders.seed, "noise", orders.round, self.node.client, device=device)
         memory = {name: tensor.to(device) for name, tensor in self._remembered().items()}
         return LocalTraining(
@@ -122,7 +122,7 @@ class _ClientRound(_PlainRound):
         )  # fmt: skip
 
     def finish(self) -> bytes:
-        """The upload; what the client must remember is kept before it leaves."""
+        """The upload; what the client must remember is saved before the upload leaves."""
         if not self.local:
             raise MethodError(
                 "the training function returned without fedbat.flower.begin(model, optimizer, num_steps); "

@@ -1,4 +1,4 @@
-"""How the model gets to the nodes: each is sent what it needs, and once more in the round if it cannot take that."""
+"""How the model gets to the nodes: each is sent what it needs, and once more in the same round if it refuses that."""
 
 from collections.abc import Callable, Iterable
 from logging import INFO
@@ -17,7 +17,7 @@ from fedbat.streams import Tensors
 
 
 class Delivery:
-    """Makes the messages of one round after the other; `num_bytes` counts those of the latest, as packed."""
+    """Makes the messages, round after round; `num_bytes` is the packed size of the latest ones."""
 
     def __init__(self, sending: Sending, manifest: Manifest, nodes: Nodes) -> None:
         self.sending, self.manifest, self.num_bytes = sending, manifest, 0
@@ -26,21 +26,21 @@ class Delivery:
 
     @property
     def received(self) -> Tensors:
-        """The model that clients then have."""
+        """The model that clients have after receiving it."""
         return self.manifest.whole(self.sending.received)
 
     def go_on(self, w: Tensors) -> None:
-        """Once a round has made w of the true model."""
+        """Go on to the next round, with w as the true model."""
         self.sending = self.sending.after(self.manifest.moving(w))
 
     def messages(self, draft: Message, orders: Orders, nodes: list[int]) -> list[Message]:
-        """The draft with our orders, and in the place of its arrays what brings the model to each node."""
+        """The draft with our orders, its arrays replaced by what brings the model to each node."""
         self.num_bytes = 0
         self._fill = lambda nodes: self._filled(draft, orders, nodes)
         return self._fill(nodes)
 
     def again(self, refused: list[Message]) -> list[Message]:
-        """For nodes that hold something else than we believed, and have said what."""
+        """New messages for nodes that refused because they hold something other than we believed, and said what."""
         nodes = [reply.metadata.src_node_id for reply in refused]
         for node, reply in zip(nodes, refused, strict=True):
             self._nodes.note(reply)
@@ -48,7 +48,7 @@ class Delivery:
         return self._fill(nodes)
 
     def heard(self, replies: Iterable[Message]) -> list[Message]:
-        """The replies; what their senders hold is noted. Who refused twice gets the whole model next time."""
+        """The replies; what their senders hold is noted. A node that refused twice gets the whole model next time."""
         replies = list(replies)
         for reply in replies:
             self._nodes.note(reply)
@@ -57,7 +57,7 @@ class Delivery:
         return replies
 
     def _filled(self, draft: Message, orders: Orders, nodes: list[int]) -> list[Message]:
-        contents: dict[tuple[Held | None, bool], tuple[int, RecordDict]] = {}  # one for all who need the same
+        contents: dict[tuple[Held | None, bool], tuple[int, RecordDict]] = {}  # one for all nodes that need the same
         messages = []
         for node in nodes:
             held = self.sending.start(self._nodes.held.get(node))
@@ -77,7 +77,7 @@ class Delivery:
 
 
 class SecondTry:
-    """A grid in which who refused a message is sent what `again` makes of it."""
+    """A grid in which nodes that refused a message are sent what `again` makes of their replies."""
 
     def __init__(self, grid: Grid, again: Callable[[list[Message]], list[Message]]) -> None:
         self._grid, self._again = grid, again
@@ -86,7 +86,7 @@ class SecondTry:
         return getattr(self._grid, name)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """As every grid does it; if somebody is asked again it waits once more, at most as long."""
+        """As every grid does; if nodes are asked again, it waits once more, at most as long."""
         replies = list(self._grid.send_and_receive(messages, timeout=timeout))
         refused = [reply for reply in replies if refusal_in(reply) is not None]
         if not refused:

@@ -1,4 +1,4 @@
-"""Flower mods that would work on plain arrays where there are none: found and refused, not silently bypassed."""
+"""Flower mods that need plain arrays, where there are none, are found and refused rather than silently bypassed."""
 
 import sys
 from collections.abc import Callable, Iterator

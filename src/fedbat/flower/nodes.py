@@ -1,6 +1,6 @@
-"""Who is there: node ids are random, partition ids are not, so every node is asked for its own once.
+"""Which nodes there are: node ids are random, partition ids are not, so every node is asked for its partition id once.
 
-And what each holds, of a public model that nodes follow and of what is frozen, as it said itself when last heard.
+Also what each node holds, of a public model that nodes follow and of frozen tensors, as it last said itself.
 """
 
 from logging import WARNING
@@ -15,10 +15,10 @@ from fedbat.following import Held
 
 
 class Question(NamedTuple):
-    """What strangers are asked."""
+    """The question that nodes are asked if they are not known yet."""
 
     content: RecordDict
-    message_type: str  # that of the strategy's own messages, for which clients have a function
+    message_type: str  # the same as of the strategy's own messages, for which clients have a function
 
 
 class Nodes:
@@ -33,10 +33,10 @@ class Nodes:
         self._told_of: set[int] = set()  # nodes that cannot take part
 
     def meet(self, grid: Grid, question: Question, wanted: int, timeout: float) -> dict[int, int]:
-        """Node id by partition id, of the nodes connected now; those not known yet are asked.
+        """Node id by partition id, for the nodes connected now; those not known yet are asked.
 
-        One that did not answer is asked again only while fewer than `wanted` are known: it may be dead, and asking it
-        in every round would cost the timeout in every round.
+        A node that did not answer is asked again only while fewer than `wanted` are known: it may be dead, and asking
+        it in every round would cost the timeout every time.
         """
         connected = set(grid.get_node_ids())
         strangers = [node for node in connected if node not in self._answered]
@@ -52,14 +52,14 @@ class Nodes:
                 self._silent.discard(node)
                 if (client := client_in(reply.content.config_records[CONFIG])) is not None:
                     self.clients[node] = client
-        # Of two nodes with one partition the later to answer counts: the other is its former self.
+        # Of two nodes with one partition, the later to answer counts: the other is its former self.
         found = {client: node for node, client in self.clients.items() if node in connected}
         if found:
             self._tell_of((connected & self._answered) - set(found.values()))
         return found
 
     def _tell_of(self, idle: set[int]) -> None:
-        """Nodes that will never be sampled."""
+        """Warn about nodes that will never be sampled."""
         for node in sorted(idle - self._told_of):
             if (client := self.clients.get(node)) is None:
                 why = "it has no partition-id, a whole number, and others have"
@@ -69,7 +69,7 @@ class Nodes:
         self._told_of |= idle
 
     def note(self, reply: Message) -> bool:
-        """What the sender of a reply holds now; whether it told."""
+        """Note what the sender of a reply holds now; False if the reply does not tell."""
         if not reply.has_content() or CONFIG not in reply.content.config_records:
             return False
         node, told = reply.metadata.src_node_id, reply.content.config_records[CONFIG]
@@ -77,6 +77,6 @@ class Nodes:
         return True
 
     def forget(self, node: int) -> None:
-        """What it holds: it will be sent everything."""
+        """Forget what a node holds, so that it is sent everything."""
         self.held.pop(node, None)
         self.frozen.pop(node, None)

@@ -28,7 +28,7 @@ from fedbat.storage import load_tensors, save_tensors
 from fedbat.streams import Tensors
 from fedbat.wire import Payload
 
-FOLDER = "fedbat-memory"  # key in a node's config: where what it keeps outlives a restart
+FOLDER = "fedbat-memory"  # key in a node's config: a folder where what it keeps survives a restart
 
 
 class CannotFollow(WireError):
@@ -49,14 +49,14 @@ class Node:
         return found if isinstance(found, int) else -1
 
     def file(self, what: str) -> Path | None:
-        """One for each training and client, or node where clients have no numbers."""
+        """A file for each training and client, or node if clients have no numbers; None without a folder."""
         folder = self.context.node_config.get(FOLDER)
         who = self.client if self.client >= 0 else f"node-{self.context.node_id}"
         name = f"{self.orders.training}-{what}-{who}.safetensors"
         return None if folder is None else Path(str(folder)) / name
 
     def save(self, what: str, key: str, tensors: Tensors) -> None:
-        """Into the state under `key`, and into the file."""
+        """Keep tensors in the state under `key`, and in the file."""
         self.context.state[key] = record_of_tensors(tensors)
         if (path := self.file(what)) is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,25 +64,25 @@ class Node:
 
     @cached_property
     def layout(self) -> Layout:
-        """Of what comes in a few bits."""
+        """The layout of what comes in a few bits."""
         return Layout.from_text(self.orders.layout)
 
     @cached_property
     def public(self) -> Follower | None:
-        """The public model that it holds; one that cannot be read is as good as none."""
+        """The public model that this node holds; one that cannot be read counts as none."""
         for tensors in self._kept("public", PUBLIC):
-            with suppress(WireError, ValueError, RuntimeError):  # the last: sizes that do not fit
+            with suppress(WireError, ValueError, RuntimeError):  # RuntimeError: sizes that do not fit
                 return Follower.from_tensors(self.layout, tensors)
         return None
 
     @cached_property
     def frozen(self) -> bytes:
-        """The frozen tensors that it holds, packed; those that were damaged are as good as none."""
+        """The frozen tensors that this node holds, packed; damaged ones count as none."""
         found = (tensors["packed"].numpy().tobytes() for tensors in self._kept("frozen", FROZEN) if "packed" in tensors)
         return next((raw for raw in found if hash_of(raw) == self.orders.frozen), b"")
 
     def told(self) -> ConfigRecord:
-        """Who it is, and what it holds if the server wants to know: hashed anew, so that damage shows."""
+        """Who this node is, and what it holds if the server wants to know: hashed anew, so that damage shows."""
         told = ConfigRecord({"partition-id": self.client})
         if self.orders.layout and self.public is not None:
             told["version"], told["hash"] = self.public.held
@@ -91,7 +91,7 @@ class Node:
         return told
 
     def _kept(self, what: str, key: str) -> Iterator[Tensors]:
-        """What `save` was given, as far as it can be read: from the state, then from the file."""
+        """Yield what `save` was given, as far as it can be read: from the state, then from the file."""
         for load in (self._from_state, self._from_file):
             with suppress(SafetensorError, OSError, ValueError, RuntimeError):
                 yield load(what, key)
@@ -117,7 +117,7 @@ def receive(record: ArrayRecord, node: Node) -> Tensors:
 
 
 def _frozen(sent: bytes | None, node: Node) -> Tensors:
-    """What never changes: as it was sent, and then kept."""
+    """The frozen tensors, as they were sent now (and are then kept) or before."""
     raw = node.frozen if sent is None else sent
     if hash_of(raw) != node.orders.frozen:
         what = "are not held" if sent is None else "arrived damaged"

@@ -1,8 +1,8 @@
-"""What travels in Flower's messages: one raw array in each direction, and a few settings beside it.
+"""What travels in Flower's messages: a raw array in each direction (frozen tensors add one down), and a few settings.
 
-The arrays have types of their own (`stype`), so that a strategy or a mod that knows nothing of them fails instead of
-averaging packed bytes. A whole model is sent as safetensors: it says itself which tensors it holds; in a few bits it is
-sent in fedbat's own format, and its layout with it. Nothing is unpickled.
+The arrays have types of their own (`stype`), so that a strategy or a mod that does not know them fails instead of
+averaging packed bytes. A whole model is sent as safetensors, which say which tensors they hold; in a few bits, it is
+sent in fedbat's own format, together with its layout. Nothing is unpickled.
 """
 
 import json
@@ -27,10 +27,10 @@ from fedbat.settings import show
 from fedbat.streams import Tensors
 
 MODEL, SNAPSHOT, PUBLIC = "fedbat.model.safetensors", "fedbat.snapshot.v1", "fedbat.public.v1"  # down
-FROZEN = "fedbat.frozen.safetensors"  # beside one of these
+FROZEN = "fedbat.frozen.safetensors"  # next to one of these
 UPLOAD = "fedbat.upload.v1"
 CONFIG = "fedbat"  # key of our ConfigRecord in a message
-REFUSED = "refused"  # key in it: why a node did not take what was sent, where it did not
+REFUSED = "refused"  # key in it: why a node did not take what was sent, if it did not
 
 
 def packed(arrays: Mapping[str, bytes]) -> ArrayRecord:
@@ -39,7 +39,7 @@ def packed(arrays: Mapping[str, bytes]) -> ArrayRecord:
 
 
 def unpacked(record: ArrayRecord, stype: str) -> bytes:
-    """The bytes that `packed` was given, of an array that is alone."""
+    """The bytes that `packed` was given for a single array."""
     found = [array.stype for array in record.values()]
     if found != [stype]:
         raise WireError(f"got arrays of type {found or 'none'}, expected one of {stype}")
@@ -47,7 +47,7 @@ def unpacked(record: ArrayRecord, stype: str) -> bytes:
 
 
 def model_to_bytes(tensors: Tensors) -> bytes:
-    """All tensors of a state dict; safetensors forgets their order, apps that load by position must have it."""
+    """All tensors of a state dict, with their order: safetensors forgets it, but apps that load by position need it."""
     order = {"order": json.dumps(list(tensors))}
     return safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()}, order)
 
@@ -64,7 +64,7 @@ def model_from_bytes(data: bytes) -> Tensors:
 
 
 def tensors_of_record(record: ArrayRecord) -> Tensors:
-    """A plain record's arrays as tensors; unlike to_torch_state_dict they can be written to."""
+    """A plain record's arrays as tensors, which unlike those of to_torch_state_dict can be written to."""
     return {name: torch.from_numpy(np.array(array.numpy())) for name, array in record.items()}
 
 
@@ -101,21 +101,21 @@ def refusal_in(reply: Message) -> str | None:
 
 @dataclass(frozen=True)
 class Orders:
-    """What the server tells a client beside the model."""
+    """What the server tells a client besides the model."""
 
     round: int  # from 0; the upload's context
     method: Method
     roles: Mapping[str, Role]
-    seed: int | None  # of the sign decisions; None: each client draws its own
-    training: str  # a name of this one, the same before and after a restart of the server
+    seed: int | None  # of the clients' noise; None: each client draws its own
+    training: str  # names this training, also after a restart of the server
     layout: str = ""  # of what comes in a few bits
-    # All tensors by name, each with the tied one that stands for it; empty: in the order in which they come.
+    # All tensors by name, each with the tied one that stands for it; empty: all are sent, in their order.
     names: Mapping[str, str] = field(default_factory=dict)
     frozen: bytes = b""  # hash of the tensors that nodes keep
-    hello: bool = False  # nothing is to be trained, the server only asks who is there
+    hello: bool = False  # nothing is trained: the server only asks who is there
 
     def to_config(self) -> ConfigRecord:
-        """As it travels."""
+        """The orders as they travel."""
         settings = {key: show(value) for key, value in self.method.settings().items()}
         return ConfigRecord(
             {
@@ -135,7 +135,7 @@ class Orders:
 
     @classmethod
     def take_from(cls, content: RecordDict) -> "Orders | None":
-        """The orders in a message, which leave it; None if there are none."""
+        """Take the orders out of a message; None if there are none."""
         if CONFIG not in content.config_records:
             return None
         config = cast(ConfigRecord, content.pop(CONFIG))
@@ -143,7 +143,7 @@ class Orders:
         if not training.isalnum():  # it becomes the name of a file on the node
             raise WireError(f"the training is named {training!r}, expected letters and digits; was it sent by fedbat?")
         method = cast(str, config["method"])
-        if method not in METHODS:  # a server does not choose what a node imports
+        if method not in METHODS:  # a server must not choose what a node imports
             raise ConfigError(
                 f'method {method!r} is not registered here; set fedbat.METHODS["{method}"] in the ClientApp'
             )

@@ -1,6 +1,6 @@
-"""What the server sends down, by `down`: the model as it is, in a few bits, or the steps of one that nodes follow.
+"""What the server sends down, by `down`: the whole model, a snapshot in a few bits, or steps of one that nodes follow.
 
-A value stands for the model between two rounds; `after` gives the next.
+A `Sending` is a value that stands for the model between two rounds; `after` gives the next.
 """
 
 from abc import ABC, abstractmethod
@@ -23,34 +23,34 @@ from fedbat.wire import Payload
 
 
 class Sending(ABC):
-    """How clients get the model."""
+    """How nodes get the model."""
 
     STYPE: ClassVar[str]
 
     @property
     def layout_text(self) -> str:
-        """What a node must know to unpack it; nothing, if the message says itself what it holds."""
+        """What a node must know to unpack a message; empty if the message itself says what it holds."""
         return ""
 
     @property
     @abstractmethod
     def received(self) -> Tensors:
-        """The model that clients then have."""
+        """The model that clients have after receiving it."""
 
     @abstractmethod
     def after(self, w: Tensors) -> "Sending":
-        """Once a round has made w of the true model."""
+        """The value for the next round, with w as the true model."""
 
     def start(self, held: Held | None) -> Held | None:
-        """The part of `held` that decides the message: nodes that agree in it get the same bytes."""
+        """The part of `held` on which the message depends: nodes that agree on it get the same bytes."""
         return None
 
     @abstractmethod
     def message(self, held: Held | None) -> bytes:
-        """The bytes for a node that holds this; None for one that holds nothing."""
+        """The bytes for a node that holds `held`, or nothing if that is None."""
 
     def to_tensors(self) -> Tensors:
-        """What a checkpoint of the server has to hold beside the true model."""
+        """What a checkpoint of the server has to hold besides the true model."""
         return {}
 
 
@@ -74,7 +74,7 @@ class SendWhole(Sending):
 
 @dataclass(frozen=True, eq=False)
 class SendSnapshot(Sending):
-    """A few bits a weight, the same for everyone."""
+    """A snapshot with a few bits per weight, the same for everyone."""
 
     width: int
     layout: Layout
@@ -102,14 +102,14 @@ class SendSnapshot(Sending):
 
 @dataclass(frozen=True, eq=False)
 class SendSteps(Sending):
-    """One bit a weight for nodes that keep what they have."""
+    """Steps of one bit per weight, for nodes that keep a copy."""
 
     leader: Leader
     STYPE: ClassVar[str] = PUBLIC
 
     @classmethod
     def begin(cls, layout: Layout, w: Tensors, saved: Tensors) -> "SendSteps":
-        """The first public model is the true one; or go on with what `to_tensors` gave."""
+        """Begin with the true model as the public one, or go on from what `to_tensors` gave."""
         _check_finite(w)
         if not saved:
             return cls(Leader(Follower.of(layout, w)))
@@ -149,7 +149,7 @@ class SendSteps(Sending):
 
 
 def _check_finite(w: Tensors) -> None:
-    """Clients would refuse all else, round after round."""
+    """Refuse NaN and infinity, which clients would refuse round after round."""
     for name, x in w.items():
         if x.is_floating_point() and not torch.isfinite(x).all():
             raise ConfigError(

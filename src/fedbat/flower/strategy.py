@@ -1,7 +1,7 @@
 """The server's side: compression around any averaging Flower strategy.
 
-Replies are decoded and added one by one, in the order of partition ids, into one sum; the strategy inside gets a single
-reply, their mean, and does with it what it does (FedAvg, FedAdam, FedYogi, FedProx, ...). Memory does not grow with the
+Replies are decoded and added one by one, in the order of partition ids, to one sum; the strategy inside gets a single
+reply, their mean, and processes it as always (FedAvg, FedAdam, FedYogi, FedProx, ...). Memory does not grow with the
 number of clients beyond the packed replies that Flower hands over. Strategies that compare clients get one dense
 model per client.
 """
@@ -38,23 +38,23 @@ from fedbat.streams import Tensors, stream
 
 
 class Compressed(Strategy):
-    """`Compressed(FedAvg(...), FedBAT(), model)`: the strategy inside, with updates of a bit a weight.
+    """`Compressed(FedAvg(...), FedBAT(), model)`: the strategy inside, with updates of one bit per weight.
 
     model       whose tensors travel; `roles` overrides which are compressed (see fedbat.layout_of)
     seed        makes the run repeatable: clients are then sampled by partition id, and their sign decisions follow from
-                seed, round and partition id. None: Flower's own sampling, and clients draw as they like.
-    timeout     seconds a round waits for replies; who has not answered by then is left out
+                seed, round and partition id. None: Flower's own sampling, and clients draw their own noise.
+    timeout     seconds a round waits for replies; a client that has not answered by then is left out
     max_ratio   of a reply's step sizes (or other values) to the round's median, beyond which it is dropped
     max_examples  that a client may claim to have; what it claims is its weight in the mean
-    down        how the model goes down: "32" bits a weight, a snapshot of "8", "4", "3" or "2", or "follow": one bit,
-                to nodes that keep a copy. The true model stays at the server: evaluate_fn and the result have that
+    down        how the model goes down: "32" bits per weight, a snapshot of "8", "4", "3" or "2", or "follow": one bit,
+                to nodes that keep a copy. The true model stays on the server: evaluate_fn and the result have that
     keep_frozen  nodes keep what never changes (frozen parameters, the role skip), and it goes down once, not in every
-                round; nodes that follow always do
+                round; nodes that follow always keep it
     average     weight of the past in the averaged model, such as 0.9; 0: none is kept
     checkpoint  folder in which every round is saved, and from which `start` goes on
     evaluate_on_clients  send the model a second time, for the clients to evaluate; better give `start` an evaluate_fn
 
-    `received` is what clients have of the model, `averaged` the averaged one: after each round, in evaluate_fn as well.
+    `received` is the model as clients have it, `averaged` the averaged one: after each round, also in evaluate_fn.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Compressed(Strategy):
         evaluate_on_clients: bool = False,
     ) -> None:
         check_strategy(strategy)
-        method_name(method)  # by which clients make it
+        method_name(method)  # the name by which clients make it
         if seed is not None and not 0 <= seed < 2**63:
             raise ConfigError(f"seed={seed}, expected a whole number from 0 to 2^63 - 1, or None")
         if not (timeout > 0 and max_ratio > 1 and 0 < max_examples <= 1e12):
@@ -91,7 +91,7 @@ class Compressed(Strategy):
         self.down, self.average, self.evaluate_on_clients = down, average, evaluate_on_clients
         self._parameters = {name for name, _ in model.named_parameters()}
         self._checkpoint = None if checkpoint is None else ServerCheckpoint(Path(checkpoint))
-        self._rounds_before = 0  # of the run that this one goes on with
+        self._rounds_before = 0  # of the run that this one continues
         self._nodes = Nodes()
         self._whole, self._tied = whole_layout(model, self.layout), tied_names(model)
         sent = {entry.name for entry in self.layout}
@@ -113,7 +113,7 @@ class Compressed(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """As every Flower strategy; goes on after the last round of the checkpoint, if there is one."""
+        """Start as every Flower strategy does, or go on after the last round of the checkpoint."""
         saved: dict[str, Tensors] = {}
         if self._checkpoint is not None:
             self._training = self._checkpoint.name_of(self._training)
@@ -144,7 +144,7 @@ class Compressed(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The strategy inside says how many clients and with which settings; the model goes down as one array."""
+        """The strategy inside decides how many clients and with which settings; the model goes down packed."""
         round_ = server_round + self._rounds_before
         self._w = tensors_of_record(arrays)
         if self._begun is None:  # a loop other than `start`
@@ -169,7 +169,7 @@ class Compressed(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add what can be added; the round goes on without the rest."""
+        """Add the uploads that can be added; the round goes on without the rest."""
         round_ = server_round + self._rounds_before
         followed = self._delivery.heard(replies)
         uploads, dropped = read_replies(followed, self._rules, round_ - 1, self._w, self._nodes.clients)
@@ -200,7 +200,7 @@ class Compressed(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Nothing, unless asked for: it is a second download of the model."""
+        """Send nothing unless asked for: evaluation is a second download of the model."""
         if not self.evaluate_on_clients:
             return []
         round_ = server_round + self._rounds_before
@@ -209,7 +209,7 @@ class Compressed(Strategy):
         return self._delivery.messages(drafts[0], self._orders(round_), nodes) if drafts else []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As the strategy inside does it."""
+        """Aggregate as the strategy inside does."""
         replies = [reply for reply in self._delivery.heard(replies) if refusal_in(reply) is None]
         for reply in replies:
             if reply.has_content():
@@ -277,7 +277,7 @@ class Compressed(Strategy):
             return self._given_to_the_strategy(round_, [reply], mean)
 
     def _compare(self, round_: int, uploads: list[Upload]) -> tuple[Tensors, MetricRecord]:
-        """One dense model per client; buffers are averaged all the same."""
+        """Give the strategy one dense model per client; buffers are averaged all the same."""
         everyone, replies = self._new_sum(), []
         for upload in uploads:
             alone = self._new_sum()
@@ -290,12 +290,12 @@ class Compressed(Strategy):
     def _given_to_the_strategy(
         self, round_: int, replies: list[Message], mean: Tensors
     ) -> tuple[Tensors, MetricRecord]:
-        """Parameters are the strategy's to update; buffers (running means, counters) are averaged, in their types."""
+        """Let the strategy update parameters; buffers (running means, counters) are averaged, in their own types."""
         arrays, metrics = self.strategy.aggregate_train(round_, replies)
         new = self._w | mean
         if arrays is not None:
             new |= {name: tensor.to(self._w[name].dtype) for name, tensor in tensors_of_record(arrays).items()}
-        # Frozen tensors stay bit for bit: a strategy's mean of equals may be off by a rounding.
+        # Frozen tensors stay bit for bit: a strategy's mean of equal values may be off by a rounding error.
         new |= {name: self._w[name] for name in self._frozen & self._w.keys()}
         new |= {name: new[first].clone() for name, first in self._tied.items()}
         return {name: new[name] for name in self._w}, metrics or MetricRecord()

@@ -1,4 +1,4 @@
-"""Which of Flower's strategies can be compressed, and what of theirs cannot be honoured."""
+"""Which of Flower's strategies can be compressed, and which of their features cannot be honored."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ REFUSED = {
 
 
 def check_strategy(strategy: Strategy) -> None:
-    """Refuse one whose clients send no updates to be averaged, or must send them plain."""
+    """Refuse a strategy whose clients send no updates to average, or must send them uncompressed."""
     if not isinstance(strategy, flower.FedAvg) or type(strategy) in REFUSED:
         reason = REFUSED.get(type(strategy), "it is no averaging strategy of Flower")
         raise ConfigError(f"{type(strategy).__name__} cannot be compressed: {reason}; use FedAvg or one built on it")
@@ -36,12 +36,12 @@ def check_strategy(strategy: Strategy) -> None:
 
 
 def chooses_nodes(strategy: Strategy) -> bool:
-    """Whether its configure_train is the user's."""
+    """Whether its configure_train is the user's own."""
     return not type(strategy).configure_train.__module__.startswith("flwr.")
 
 
 def check_drafts(drafts: Sequence[Message]) -> None:
-    """All nodes are sent the same."""
+    """Refuse drafts that differ between nodes, or that send arrays other than the model."""
     first = drafts[0].content
     if any(draft.content.config_records != first.config_records for draft in drafts):
         raise ConfigError("configure_train gives nodes different configs, expected one for all of them")
@@ -54,7 +54,7 @@ def check_drafts(drafts: Sequence[Message]) -> None:
 
 @contextmanager
 def metrics_known(strategy: Strategy, metrics: MetricRecord) -> Iterator[None]:
-    """The strategy is handed one reply; its metrics are those of all replies, which its own function has made."""
+    """Inside, let the strategy, which is handed one reply, report the metrics its own function made of all replies."""
     inside = cast(Any, strategy)
     own = inside.train_metrics_aggr_fn
     inside.train_metrics_aggr_fn = lambda contents, key: metrics

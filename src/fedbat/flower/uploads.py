@@ -23,9 +23,9 @@ class Rules(NamedTuple):
 
     method: Method
     layout: Layout
-    weight_key: str  # of the metric that says how many samples the client has
+    weight_key: str  # of the metric that tells how many samples the client has
     max_examples: float  # that a client may claim
-    max_ratio: float  # of what a client sends to what the others send
+    max_ratio: float  # of what a client sends to the median of the round
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,17 @@ class Dropped:
 def read_replies(
     replies: Iterable[Message], rules: Rules, round_: int, w: Tensors, clients: Mapping[int, int]
 ) -> tuple[list[Upload], list[Dropped]]:
-    """The uploads to add, by client, and what was dropped; w is the model they change, `clients` says who a node is.
+    """The uploads to add, in client order, and what was dropped; w is the model they change, `clients` is by node.
 
     A step size must lie within the method's bounds (or be 0: a layer that did not move), and within a factor
     `max_ratio` of the round's median for that layer. Values without a step size may be as many times as large as the
-    round's median for that tensor or as the tensor itself, whichever is more.
+    round's median for that tensor or as the tensor itself, whichever is larger.
     """
     found: dict[int, Upload] = {}
     dropped: list[Dropped] = []
     for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
         node = reply.metadata.src_node_id
-        if node == SUPERLINK_NODE_ID:  # says that a node is gone; which one, it does not say
+        if node == SUPERLINK_NODE_ID:  # says that a node is gone, but not which one
             continue
         if reply.has_error():
             dropped.append(Dropped(node, "failed", f"the client failed: {reply.error.reason}"))
@@ -128,7 +128,7 @@ def _check_bounds(payload: Payload, bounds: tuple[float, float] | None) -> None:
 
 
 def _with_other_metrics(uploads: list[Upload]) -> dict[int, _Refused]:
-    """Whose metrics cannot be averaged with those of most: Flower wants one record each, with the same keys."""
+    """Clients whose metrics cannot be averaged with most others': Flower wants one record each, with the same keys."""
     forms = {upload.client: _form_of_metrics(upload.reply) for upload in uploads}
     return {
         client: _Refused("metrics", f"its metrics are {_names(form)}, expected {_names(usual)}, as most have")
@@ -139,7 +139,7 @@ def _with_other_metrics(uploads: list[Upload]) -> dict[int, _Refused]:
 
 
 def _form_of_metrics(reply: Message) -> frozenset[tuple[int, str, int | None]]:
-    """Which there are, in which record, and how long those are that are lists."""
+    """A reply's metrics: in which record each is, its key, and its length if it is a list."""
     return frozenset(
         (number, key, len(value) if isinstance(value, list) else None)
         for number, record in enumerate(reply.content.metric_records.values())
@@ -152,9 +152,9 @@ def _names(form: Iterable[tuple[int, str, int | None]]) -> str:
 
 
 def _far_from_others(uploads: list[Upload], rules: Rules, w: Tensors) -> dict[int, _Refused]:
-    """Whose step sizes are a multiple of what the others' are, or a fraction; whose other values are a multiple."""
+    """The clients whose step sizes are far above or below the others', or whose other values are far above."""
     far: dict[int, _Refused] = {}
-    if len(uploads) < 3:  # of two, neither is the odd one
+    if len(uploads) < 3:  # of two, neither is the odd one out
         return far
     for entry in rules.layout:
         if entry.role == "max":
@@ -188,7 +188,7 @@ def _largest(x: Tensor) -> float:
 
 
 def traffic(uploads: list[Upload], dropped: list[Dropped]) -> dict[str, Any]:
-    """Metrics of a round's replies; bytes as packed, without Flower's own signalling."""
+    """Metrics of a round's replies; bytes as packed, without Flower's own signaling."""
     found: dict[str, Any] = {
         "fedbat-uploads": len(uploads),
         "fedbat-uplink-bytes": sum(upload.num_bytes for upload in uploads),

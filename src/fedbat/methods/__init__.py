@@ -1,4 +1,4 @@
-"""Every method by name. To add one: docs/adding-a-method.md."""
+"""All methods by name. To add one, see docs/adding-a-method.md."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -37,7 +37,7 @@ METHODS: dict[str, type[Method]] = {
 
 
 def method_kind(name: str) -> type[Method]:
-    """The class of a method by its name here, or by `package.module:Class`."""
+    """The class of a method by its name here, or of a user's own by `package.module:Class`."""
     if name in METHODS:
         return METHODS[name]
     choices = f"choose from {', '.join(METHODS)}, or name your own as package.module:Class{closest(name, METHODS)}"
@@ -54,7 +54,7 @@ def method_kind(name: str) -> type[Method]:
 
 
 def make_method(name: str, settings: Mapping[str, Any] | None = None) -> Method:
-    """The method with settings as text or values, such as {"rho": "6"} or {"rho": 6}."""
+    """Make a method with settings as text or values, such as {"rho": "6"} or {"rho": 6}."""
     kind = method_kind(name)
     return kind(**parse_settings(kind, settings or {}))
 

@@ -4,10 +4,10 @@ Clients train a binary network: the forward pass sees a sign(v) of the real weig
 the gradient goes straight through to them where |w + m| <= 1. `bifl` sends the signs of the weights (not of the
 update) and the server averages them (the paper's scheme Bi-UpOnly); `bifl-full` sends v itself.
 
-Decisions where the papers are silent: weights are binarized, activations are not; all compressed layers are, first and
-last included; the magnitude a is mean|v| per layer (XNOR-Net), because the classifier has no BatchNorm to absorb
-it; the magnitude travels with the signs; sign(0) = +1; w + m is clipped where it is used, not between steps; the test
-pass uses the binary weights. No maximum-likelihood reconstruction.
+Decisions where the papers are silent: weights are binarized, activations are not; all compressed layers are binarized,
+first and last included; the magnitude a is mean|v| per layer (XNOR-Net), because the classifier has no BatchNorm to
+absorb it; the magnitude travels with the signs; sign(0) = +1; w + m is clipped where it is used, not between steps; the
+test pass uses the binary weights. No maximum-likelihood reconstruction.
 """
 
 from dataclasses import dataclass
@@ -29,15 +29,15 @@ def binary(v: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class BiFLFull(Method):
-    """Trains binary networks, sends their real-valued weights."""
+    """Trains binary networks and sends their real-valued weights."""
 
     @property
     def sends_weights(self) -> bool:
-        """Weights, not updates."""
+        """True: it sends weights, not updates."""
         return True
 
     def alters_forward(self, step: Step) -> bool:
-        """The network is binary in every step."""
+        """True: the network is binary in every step."""
         return True
 
     def forward(self, w: Tensors, local: Local, u: Tensors) -> Forward:
@@ -63,13 +63,13 @@ class BiFLFull(Method):
 
 @dataclass(frozen=True)
 class BiFL(BiFLFull):
-    """Trains binary networks, sends the signs of their weights."""
+    """Trains binary networks and sends the signs of their weights."""
 
     kinds = (Kind(Signs),)
-    step_bounds = (0.0, 1.0)  # of the mean of what is clipped there
+    step_bounds = (0.0, 1.0)  # the step size is the mean of magnitudes clipped to this range
 
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
-        """a sign(v), the weights that were trained."""
+        """a sign(v), the weights that training used."""
         latent = self._latent(w, local)
         parts: dict[str, Part] = {name: Signs.of(v >= 0, mean_abs(v)) for name, v in latent.items()}
         return parts, memory

@@ -1,14 +1,14 @@
 """DRIVE: "One-bit Federated Distributed Mean Estimation", NeurIPS 2021, arXiv 2105.08339.
 
-The update is seen through a seeded random rotation R, after which all coordinates are alike and nearly Gaussian; their
-signs travel with one scale, and the server rotates back: m_hat = S R^T sign(R m). Of the paper's two scales, `unbiased`
-is S = ||m||^2 / ||R m||_1, for which <m_hat, m> = ||m||^2 always, so that E[m_hat] = m under a uniform rotation, at a
-relative error of pi/2 - 1; `mse` is S = ||R m||_1 / d, the least error of all, 1 - 2/pi, but it shrinks m by 2/pi.
+A seeded random rotation R makes all coordinates of the update alike and nearly Gaussian; their signs travel with one
+scale, and the server rotates back: m_hat = S R^T sign(R m). Of the paper's two scales, `unbiased` is
+S = ||m||^2 / ||R m||_1, for which <m_hat, m> = ||m||^2 always, so that E[m_hat] = m under a uniform rotation, at a
+relative error of pi/2 - 1; `mse` is S = ||R m||_1 / d, which has the least error, 1 - 2/pi, but shrinks m by 2/pi.
 
 Where we depart from the paper and its code:
 - One rotation, scale and seed for each layer, not for the whole model.
 - Hadamard matrices stand in for a uniform rotation as in the paper's code, but without its padding to a power of two,
-  and twice (fedbat/rotation.py). Unbiasedness then holds for dense updates, up to terms that fall with d.
+  and applied twice (fedbat/rotation.py). Unbiasedness then holds for dense updates, up to terms that fall with d.
 - sign(0) = -1, which R^T turns into noise without bias. A layer that has not moved sends scale 0.
 - Not in the FedBAT paper's tables; nothing here is tuned.
 """

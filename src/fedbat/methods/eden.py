@@ -2,12 +2,13 @@
 arXiv 2108.08842.
 
 DRIVE with b bits: after the rotation the coordinates z = sqrt(d) R m / ||m|| are nearly standard normal, so each goes
-to the nearest of the 2^b Lloyd-Max levels q of the normal law, and m_hat = S R^T q with S = ||m||^2 / <q, R m>, so that
-<m_hat, m> = ||m||^2 as in DRIVE. With D_b the quantizer's own error (0.363, 0.117, 0.0345, 0.0095 for b = 1 to 4) the
-relative error is 1 / (1 - D_b) - 1. At b = 1 the level itself cancels: that is DRIVE, and so is what travels.
+to the nearest of the 2^b Lloyd-Max levels q of that distribution, and m_hat = S R^T q with S = ||m||^2 / <q, R m>, so
+that <m_hat, m> = ||m||^2 as in DRIVE. If D_b is the quantizer's own error (0.363, 0.117, 0.0345, 0.0095 for b = 1 to
+4), the relative error is 1 / (1 - D_b) - 1. At b = 1 the level itself cancels: that is DRIVE, and DRIVE's parts are
+sent.
 
-Rotation, layers and zeros as in fedbat/methods/drive.py. Whole numbers of bits only; the paper also thins out
-coordinates for rates in between, and codes the levels' entropy, which saves little at few bits.
+Rotation, layers and zeros are treated as in fedbat/methods/drive.py. Only whole numbers of bits; the paper also thins
+out coordinates for rates in between, and entropy-codes the levels, which saves little at few bits.
 """
 
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from fedbat.streams import Noise, Tensors
 
 @dataclass(frozen=True)
 class EDEN(Method):
-    """The normal law's best `bits`-bit levels after a random rotation: m_hat = S R^T q(R m)."""
+    """The best `bits`-bit levels for a normal distribution, after a random rotation: m_hat = S R^T q(R m)."""
 
     bits: Annotated[int, "for each weight, 1 to 4"] = 2
 
@@ -39,7 +40,7 @@ class EDEN(Method):
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Those of DRIVE at one bit."""
+        """Rotated levels; at one bit, the kinds of DRIVE."""
         return DRIVE.kinds if self.bits == 1 else (Kind(RotatedLevels, self.bits),)
 
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:

@@ -3,8 +3,8 @@
 Each client remembers what its last message left out and adds it to its next update. The memory belongs to the client,
 not to the worker that happens to run it, and waits untouched while the client is not sampled.
 
-As in Karimireddy et al. the step size is ||p||_1 / d of the corrected update p = m + e; the FedBAT paper writes
-||m||_1 / d (`scale=update`). The learning rate is already inside m. sign(0) is a fair coin.
+As in Karimireddy et al., the step size is ||p||_1 / d of the corrected update p = m + e; the FedBAT paper writes
+||m||_1 / d (`scale=update`). The learning rate is already contained in m. sign(0) is a fair coin.
 
 `memory=off` forgets what was left out: plain signs with one L1 scale per layer, a control that no paper here runs.
 """
@@ -32,14 +32,14 @@ class EFSignSGD(Method):
 
     @property
     def remembers(self) -> bool:
-        """Unless told to forget."""
+        """True unless `memory` is off."""
         return self.memory
 
     def __post_init__(self) -> None:
         check_choice("scale", self.scale, Scale)
 
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
-        """C(m + e), and what it left out."""
+        """The compressed p = m + e, and what compression left out."""
         u = noise(local.update)
         parts: dict[str, Part] = {}
         left: Tensors = {}

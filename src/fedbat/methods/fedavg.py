@@ -1,7 +1,7 @@
 """FedAvg: "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, arXiv 1602.05629.
 
 The update travels in full precision (Eq. 2 of the FedBAT paper). FedAvg is the base class itself: every other file
-here says how a paper departs from it.
+here describes how a paper departs from it.
 """
 
 from dataclasses import dataclass

@@ -2,25 +2,26 @@
 
 Clients learn the one-bit update itself: after a warm-up, the model computes with w + S(m, alpha), and both the update
 m and one step size alpha per layer are trained through S (Algorithm 1). Equations 6-9 are in fedbat/binarize.py.
-`bits` = b > 1 is ours: S takes 2^b levels and sends b bits a weight, all else is the same.
+`bits` = b > 1 is ours: S takes 2^b levels and sends b bits per weight; all else is the same.
 
 Where the paper and the authors' code (Leopold1423/fedbat-icml24) differ:
 - alpha is held within `bounds`, [5e-4, 5e-2] as in the code; the paper has none (`bounds=None`).
 - alpha_e is what the optimizer trains, as in the code and Eq. 10; Eq. 14 writes the step on alpha itself.
-- `sent="fresh"` sends S(m_tau, alpha_tau) drawn anew, as the code; `sent="last"` sends the bits and the alpha of
-  the last forward pass, as Algorithm 1 (with phi = 0 and tau = 1 that pass saw S(0) = 0, so nothing is ever sent).
-- The code ships float32 weights although the paper counts bits; here (bits, alpha) are packed.
-- The server weighs clients by samples, as the paper; the code by batches (`--weights batches`).
-- BatchNorm and biases are trained all along and travel in float32, as in the code; the paper is silent.
+- `sent="fresh"` sends S(m_tau, alpha_tau) drawn anew, as in the code; `sent="last"` sends the bits and the alpha of
+  the last forward pass, as in Algorithm 1 (with phi = 0 and tau = 1 that pass saw S(0) = 0, so nothing is ever sent).
+- The code sends float32 weights although the paper counts bits; here (bits, alpha) are packed.
+- The server weights clients by samples, as in the paper; the code does by batches (`--weights batches`).
+- BatchNorm and biases are trained throughout and travel in float32, as in the code; the paper is silent.
 Where we depart from both:
-- alpha' is set at the first step s >= floor(phi tau) at which the layer has moved, and until then S = 0; they would
-  start from alpha' = 0 (phi = 0), from the lower bound, or from a stale value (the code, phi = 1).
+- alpha' is set at the first step s >= floor(phi tau) at which the layer has moved, and until then S = 0; the paper and
+  the code would start from alpha' = 0 (phi = 0), from the lower bound, or from a stale value (the code, phi = 1).
 - A layer whose final m is 0 sends step size 0, whatever the bounds; the code would send random +-5e-4.
 - When training ends inside the warm-up (phi = 1, or a loop shorter than announced), alpha' = mean|m| at the end.
 - Noise is drawn once per optimizer step, not per forward pass, so that accumulated micro-batches see one S.
 - alpha_e joins its layer's parameter group: with weight decay, which the paper does not use, it decays too.
-- With b bits alpha' = c_b mean|m|, where c_b makes ||S - m|| the least for normal m (at one bit 0.81 would; the
-  paper's 1 stays). `bounds` are of one bit's alpha and shrink by c_b too: unscaled, the lower one would decide alpha.
+- With b bits, alpha' = c_b mean|m|, where c_b minimizes ||S - m|| for normal m (at one bit that would be 0.81; the
+  paper's 1 stays). `bounds` are those of one bit's alpha and are scaled by c_b too: unscaled, the lower one would
+  decide alpha.
 """
 
 from collections.abc import Mapping
@@ -85,19 +86,19 @@ class FedBAT(Method):
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Signs, or `bits` bits."""
+        """Signs, or odd levels of `bits` bits."""
         return (Kind(Signs) if self.bits == 1 else Kind(OddLevels, self.bits),)
 
     @property
     def step_bounds(self) -> tuple[float, float] | None:
-        """`bounds`, in the proportion in which b bits' alpha is smaller."""
+        """`bounds`, scaled down by c_b like alpha' itself."""
         if self.bounds is None or self.step == "inf-norm":
             return None
         low, high = self.bounds
         return _SHARES[self.bits] * low, _SHARES[self.bits] * high
 
     def learnables(self, w: Tensors) -> Tensors:
-        """alpha_e = 0 for every layer, if it is learned at all."""
+        """alpha_e = 0 for every layer, if step sizes are learned at all."""
         return {name: x.new_zeros(()) for name, x in w.items()} if self._learns else {}
 
     def alters_forward(self, step: Step) -> bool:
@@ -134,7 +135,7 @@ class FedBAT(Method):
         return grads, learned
 
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
-        """`bits` a weight and alpha: those of the last forward pass (Algorithm 1, line 23), or drawn anew."""
+        """`bits` bits per weight and alpha: those of the last forward pass (Algorithm 1, line 23), or drawn anew."""
         parts: dict[str, Part] = {}
         if self.sent == "last" and local.last is not None:
             for (name, s), alpha in zip(local.last.kept.items(), local.last.shared["alpha"], strict=True):
@@ -149,7 +150,7 @@ class FedBAT(Method):
 
     @classmethod
     def settings_of_record(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """`sent` was called `bits` once."""
+        """Settings under their present names: `sent` was once called `bits`."""
         return {"sent" if value in get_args(Sent) else name: value for name, value in settings.items()}
 
     @property

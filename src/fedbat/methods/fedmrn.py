@@ -1,16 +1,17 @@
 """FedMRN: "Masked Random Noise for Communication-Efficient Federated Learning", ACM MM 2024, arXiv 2408.03220.
 
-The update is a mask over random noise that the server can make itself: m_hat = n M, with n uniform from a seed that is
-sent and M in {0, 1} (`binary`) or {-1, +1} (`signed`), one bit a weight. Clients train the update m as usual, but the
-model computes with w + n M(m / n, U): M is 1 with probability m / n clipped to [0, 1], or (m / n + 1) / 2, so that
-E[n M] = m where n can reach m. Masks come in gradually ("progressive stochastic masking"): at step s of tau an element
-is masked with probability s / tau and clipped to what masks can reach otherwise; gradients pass to m unchanged.
+The update is a mask over random noise that the server can make itself: m_hat = n M, with uniform n made from a seed
+that is sent, and M in {0, 1} (`binary`) or {-1, +1} (`signed`), one bit per weight. Clients train the update m as
+usual, but the model computes with w + n M(m / n, U): M is 1 with probability m / n clipped to [0, 1], or (m / n + 1) /
+2, so that E[n M] = m where n can reach m. Masks come in gradually ("progressive stochastic masking"): at step s of tau,
+an element is masked with probability s / tau, and otherwise clipped to what masks can reach; gradients pass to m
+unchanged.
 
 Where we depart from the paper and its code (Leopold1423/fedmrn-mm24):
 - s counts from 0, as in FedBAT, so that the first step computes with w.
-- n is uniform on 2^16 places between its ends, none nearer to 0 than 1 / 2^16 of them; the code lifts |n| to 1e-8.
-- Every layer has a seed of its own, made from the first four numbers of the client's noise, which step 0 does not use.
-- One uniform number decides whether an element is masked and, where it is, which way.
+- n is uniform on 2^16 points between its ends, none nearer to 0 than 1 / 2^16 of the ends; the code lifts |n| to 1e-8.
+- Every layer has its own seed, made from the first four numbers of the client's noise, which step 0 does not use.
+- One uniform number decides whether an element is masked and, if it is, which way.
 - The code sends float32 weights; here the mask travels as bits. A layer that has not moved sends noise of width 0.
 """
 
@@ -49,20 +50,20 @@ class FedMRN(Method):
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Masks of one type."""
+        """Masks of the type that `mask` names."""
         return (Kind(MaskedNoise, int(self.mask == "signed")),)
 
     @property
     def step_bounds(self) -> tuple[float, float] | None:
-        """The noise has one width."""
+        """The noise has one fixed half-width."""
         return self._half_width, self._half_width
 
     def alters_forward(self, step: Step) -> bool:
-        """Masks, or what they can reach, in every step."""
+        """True: the model computes with masks, or with what they can reach, in every step."""
         return True
 
     def forward(self, w: Tensors, local: Local, u: Tensors) -> Forward:
-        """w + n M with probability s / tau, else w + m as far as masks reach."""
+        """w + n M with probability s / tau, otherwise w + m as far as masks reach."""
         assert local.progress is not None
         if local.last is None:
             seeds = _seeds(u)
@@ -79,7 +80,7 @@ class FedMRN(Method):
         return Forward(weights, noise, {"seeds": seeds})
 
     def pull_back(self, w: Tensors, local: Local, u: Tensors, seen: Forward, grad: Tensors) -> tuple[Tensors, Tensors]:
-        """Straight through."""
+        """Gradients pass straight through to m."""
         return grad, {}
 
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
@@ -94,10 +95,10 @@ class FedMRN(Method):
         return parts, memory
 
     def _masked(self, ratio: Tensor, u: Tensor) -> Tensor:
-        """M: of {0, 1} with mean `ratio`, or of {-1, +1}, as far as these reach."""
+        """M in {0, 1} or {-1, +1}, with mean `ratio` as far as these values reach."""
         if self.mask == "binary":
-            return (ratio + u).floor().clamp(0, 1)
-        return 2 * ((ratio + 1) / 2 + u).floor().clamp(0, 1) - 1
+            return _at_least(ratio, u)
+        return 2 * _at_least((ratio + 1) / 2, u) - 1
 
     def _noise(self, seed: Tensor, like: Tensor) -> Tensor:
         """The noise n of one layer."""
@@ -112,7 +113,12 @@ class FedMRN(Method):
         return 0 if self.mask == "binary" else -1
 
 
+def _at_least(p: Tensor, u: Tensor) -> Tensor:
+    """1 where u <= p, else 0: never where p <= 0 and always where p >= 1, as noise may be 1 on GPUs but never 0."""
+    return (p - u).floor().add(1).clamp(0, 1)
+
+
 def _seeds(u: Tensors) -> Tensor:
-    """One for each layer."""
+    """One seed for each layer."""
     first = torch.cat([x.reshape(-1)[:4] for x in u.values()])[:4]
     return words(seed_of(first), 0, len(u))

@@ -2,9 +2,9 @@
 arXiv 1909.13014.
 
 The update is rounded at random to 2s + 1 levels (QSGD's quantizer), so that E[m_hat] = m. The paper leaves open what
-"b bits" and the norm are: b bits hold a sign and b - 1 bits of magnitude, s = 2^(b-1) - 1, and the scale is the layer's
-largest magnitude: with the 2-norm of the original (`norm="l2"`) the error at 3 bits is 300 times larger and the
-accuracies in the FedBAT paper's Table 5 are out of reach.
+"b bits" and the norm are. Here b bits hold a sign and b - 1 bits of magnitude, s = 2^(b-1) - 1, and the scale is the
+layer's largest magnitude: with the 2-norm of the original (`norm="l2"`), the error at 3 bits is 300 times larger and
+the accuracies in the FedBAT paper's Table 5 are out of reach.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ class FedPAQ(Method):
         return (Kind(Levels, self.bits),)
 
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
-        """Q(m)."""
+        """Q(m), the randomly rounded levels and their scale."""
         u = noise(local.update)
         parts: dict[str, Part] = {}
         for name, m in local.update.items():

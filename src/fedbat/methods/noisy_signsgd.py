@@ -2,9 +2,9 @@
 NeurIPS 2020, arXiv 1906.01736.
 
 Gaussian noise before the sign makes its expectation grow with m: E[m_hat] = alpha erf(m / (sigma sqrt 2)). Step size
-and noise as tuned in Appendix A.2 of the FedBAT paper; sigma is a standard deviation. As there, it works on a round's
-update, not on each gradient, and the server takes a weighted mean, not a majority vote. A layer that has not moved at
-all sends step size 0.
+and noise are as tuned in Appendix A.2 of the FedBAT paper; sigma is a standard deviation. As there, it works on a
+round's update, not on each gradient, and the server takes a weighted mean, not a majority vote. A layer that has not
+moved at all sends step size 0.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class NoisySignSGD(Method):
 
     @property
     def step_bounds(self) -> tuple[float, float] | None:
-        """alpha is all it sends."""
+        """alpha is the only step size it sends."""
         return self.alpha, self.alpha
 
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
@@ -42,7 +42,7 @@ class NoisySignSGD(Method):
         u = noise(local.update)
         parts: dict[str, Part] = {}
         for name, m in local.update.items():
-            # m + zeta > 0 for zeta = sigma Phi^-1(u) just when u > Phi(-m / sigma), which is far cheaper to compute.
+            # m + zeta > 0 for zeta = sigma Phi^-1(u) exactly when u > Phi(-m / sigma), which is far cheaper to compute.
             positive = u[name] > torch.special.ndtr(m / -self.sigma)
             parts[name] = Signs.of(positive, self.alpha * moved(m))
         return parts, memory

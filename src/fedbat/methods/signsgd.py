@@ -1,6 +1,6 @@
 """SignSGD: "Compressed Optimisation for Non-Convex Problems", ICML 2018, arXiv 1802.04434, on model updates.
 
-As the FedBAT paper uses it (Eq. 3, Appendix A.2): one tuned step size for all layers and data sets, and a weighted mean
+As used in the FedBAT paper (Eq. 3, Appendix A.2): one tuned step size for all layers and data sets, and a weighted mean
 of signs at the server, not the original's majority vote. Where the paper is silent: sign(0) is a fair coin, so that a
 weight that never moves does not drift, and a layer that has not moved at all sends step size 0.
 """
@@ -28,7 +28,7 @@ class SignSGD(Method):
 
     @property
     def step_bounds(self) -> tuple[float, float] | None:
-        """alpha is all it sends."""
+        """alpha is the only step size it sends."""
         return self.alpha, self.alpha
 
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:

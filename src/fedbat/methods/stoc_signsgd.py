@@ -1,10 +1,10 @@
 """Stoc-SignSGD: "Stochastic Sign Descent Methods: New Algorithms and Better Theory", ICML 2021, arXiv 1905.12938.
 
-Uniform noise as wide as the update's norm makes the sign unbiased up to a factor: E[m_hat] = alpha m / B. As the FedBAT
-paper runs it: on a round's update, without the original's momentum. The original B = ||m||_2 leaves both probabilities
-near 1/2, so the FedBAT paper takes B = ||m||_inf; both are here. The step size is tuned (Appendix A.2); with
-`alpha=None` it is B itself, which makes m_hat unbiased, and FedBAT's S at alpha = ||m||_inf. B is taken per layer,
-which the papers leave open. A layer that has not moved sends step size 0.
+Uniform noise as wide as the update's norm makes the sign unbiased up to a factor: E[m_hat] = alpha m / B. It works on a
+round's update, without the original's momentum, as in the FedBAT paper. The original B = ||m||_2 leaves both
+probabilities near 1/2, so the FedBAT paper takes B = ||m||_inf; both are available. The step size is tuned (Appendix
+A.2); with `alpha=None` it is B itself, which makes m_hat unbiased and, with B = ||m||_inf, equal to FedBAT's S at
+alpha = ||m||_inf. B is taken per layer, which the papers leave open. A layer that has not moved sends step size 0.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class StocSignSGD(Method):
 
     @property
     def step_bounds(self) -> tuple[float, float] | None:
-        """alpha is all it sends, unless it sends B."""
+        """alpha is the only step size it sends, unless it sends B."""
         return None if self.alpha is None else (self.alpha, self.alpha)
 
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:

@@ -1,12 +1,13 @@
 """ZeroFL: "Efficient On-Device Training for Federated Learning with Local Sparsity", ICLR 2022, arXiv 2208.02507.
 
-Local training is SWAT ("Sparse Weight Activation Training", NeurIPS 2020): the forward pass uses the largest weights
-only, the backward pass the same sparse weights and the largest activations; gradients are dense and all weights are
-updated. Then the largest entries travel. The model must be tested sparse too: trained so, it fails when dense.
+Local training is SWAT ("Sparse Weight Activation Training", NeurIPS 2020): the forward pass uses only the largest
+weights, the backward pass the same sparse weights and the largest activations; gradients are dense and all weights are
+updated. Then the largest entries travel. The model must be tested sparse, too: trained this way, it fails when dense.
 
 Decisions where the papers are silent or differ:
-- FedBAT "prunes the model updates", sparsity 97 %: the default is the variant `weights-diff` with `extra` (r_mask) 0.
-- As in SWAT's code the first layer (the first compressed tensor of the model) is trained dense; its upload is pruned
+- The FedBAT paper "prunes the model updates", sparsity 97 %: the default is the variant `weights-diff` with `extra`
+  (r_mask) 0.
+- As in SWAT's code, the first layer (the first compressed tensor of the model) is trained dense; its upload is pruned
   like every other.
 - The largest entries are found anew in every step; SWAT's code reuses its thresholds for ten steps to save time.
 - Exactly ceil((1 - sparsity) d) entries stay; SWAT's threshold lets ties through.
@@ -33,7 +34,7 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class ZeroFL(Method):
-    """Trains sparse (SWAT), sends the largest 1 - sparsity + extra of each layer."""
+    """Trains sparse (SWAT) and sends the largest 1 - sparsity + extra of each layer."""
 
     sparsity: Annotated[float, "share of a layer that is not sent"] = 0.97
     train_sparsity: Annotated[float | None, "of training and tests; off: as sparsity; 0: dense"] = None
@@ -42,7 +43,7 @@ class ZeroFL(Method):
     sparse_first_layer: Annotated[bool, "train the first layer sparse, too"] = False
     test_dense: Annotated[bool, "test with all weights"] = False
 
-    kinds = (Kind(Sparse, None),)  # the parameter is how positions are coded
+    kinds = (Kind(Sparse, None),)  # any parameter: it tells how positions are coded
 
     def __post_init__(self) -> None:
         check_range("sparsity", self.sparsity, 0, 0.9999, "the paper uses 0.97")
@@ -57,11 +58,11 @@ class ZeroFL(Method):
         return self.variant == "weights"
 
     def alters_forward(self, step: Step) -> bool:
-        """SWAT sparsifies from the first step."""
+        """SWAT sparsifies from the first step, unless training is dense."""
         return self._train_sparsity > 0
 
     def forward(self, w: Tensors, local: Local, u: Tensors) -> Forward:
-        """topk(w + m)."""
+        """topk(w + m): each layer's largest weights."""
         return Forward(self._sparse({name: w[name] + m for name, m in local.update.items()}))
 
     def pull_back(self, w: Tensors, local: Local, u: Tensors, seen: Forward, grad: Tensors) -> tuple[Tensors, Tensors]:
@@ -84,7 +85,7 @@ class ZeroFL(Method):
         return mean if self.sends_weights else super().aggregate(w, mean)
 
     def evaluate(self, w: Tensors) -> Tensors:
-        """Tested as trained: sparse."""
+        """Tested as trained: sparse, unless told otherwise."""
         return w if self.test_dense or not self._train_sparsity else self._sparse(w)
 
     @property
@@ -96,7 +97,7 @@ class ZeroFL(Method):
         return {name: x if name in dense else keep_top(x, 1 - self._train_sparsity) for name, x in w.items()}
 
     def instrument(self, model: nn.Module, names: list[str]) -> list[RemovableHandle]:
-        """Convolutions and linear layers save sparse inputs for their backward pass."""
+        """Let convolutions and linear layers save sparse inputs for their backward pass."""
         if not self._train_sparsity:
             return []
         trained_sparse = names if self.sparse_first_layer else names[1:]
@@ -113,7 +114,7 @@ class ZeroFL(Method):
             activations = (*args, *kwargs.values())[0]
 
             def pack(saved: Tensor) -> Tensor:
-                # The input may be saved flattened or cast. A weight of the same size is sparse already, so no harm.
+                # The input may be saved flattened or cast. A weight of the same size is already sparse: no harm done.
                 return keep_top(saved, 1 - self._train_sparsity) if saved.numel() == activations.numel() else saved
 
             context = torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved)

@@ -1,4 +1,4 @@
-"""The paper's models by name, and anyone's by `package.module:function`."""
+"""The paper's models by name, and users' own by `package.module:function`."""
 
 from collections.abc import Callable
 
@@ -16,21 +16,21 @@ MODELS: dict[str, Builder] = {"cnn": cnn, "resnet10": resnet10, "resnet10-narrow
 
 
 def _normal(model: nn.Module) -> None:
-    """As in the authors' code: convolutions and linear layers from N(0, 0.01^2), the rest at its defaults."""
+    """As in the authors' code: convolutions and linear layers from N(0, 0.01^2), everything else at its defaults."""
     for parameter in model.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.01)
 
 
 def _own(model: nn.Module) -> None:
-    """As the layers were built: PyTorch's defaults, unless the model says otherwise."""
+    """Leave layers as they were built: PyTorch's defaults, unless the model says otherwise."""
 
 
 INITS: dict[str, Callable[[nn.Module], None]] = {"normal": _normal, "own": _own}
 
 
 def default_init(name: str) -> str:
-    """The paper's models start as in the authors' code, a model of your own as it says."""
+    """The paper's models start as in the authors' code, a user's own as it was built."""
     return "normal" if name in MODELS else "own"
 
 
@@ -39,7 +39,7 @@ def build_model(
 ) -> nn.Module:
     """The model with its initial weights, which depend on `seed` and `init` (default: `default_init`) alone.
 
-    A model of your own is `package.module:function`, called with shape and num_classes.
+    A user's own model is named `package.module:function`, which is called with shape and num_classes.
     """
     builder = MODELS[name] if name in MODELS else _import(name)
     with torch.random.fork_rng(devices=[]):

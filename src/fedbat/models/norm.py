@@ -1,4 +1,4 @@
-"""Normalization with what follows it, as one module that engines may compute in one go."""
+"""Normalization together with what follows it, as one module that engines may compute in one go."""
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +8,6 @@ class BatchNormReLU(nn.BatchNorm2d):
     """ReLU(BatchNorm(x)), or ReLU(BatchNorm(x) + shortcut)."""
 
     def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
-        """The parameters and buffers are BatchNorm's."""
+        """Compute with BatchNorm's own parameters and buffers."""
         y = super().forward(x)
         return torch.relu(y if shortcut is None else y + shortcut)

@@ -1,4 +1,4 @@
-"""What all pictures are made of: figures with tidy fields, axes of bytes, one legend, files."""
+"""What all pictures are made of: figures with tidy axes, axes in bytes, one legend, files."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ from fedbat.units import megabytes
 def new_figure(
     width: float, height: float, rows: int, columns: int, *, sharey: bool = False
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A figure, and its fields row by row."""
+    """A figure, and its axes row by row."""
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     fields = figure.subplots(rows, columns, sharey=sharey, squeeze=False).tolist()
@@ -30,27 +30,27 @@ def new_figure(
 
 
 def new_row(num_fields: int) -> tuple[Figure, list[Axes]]:
-    """A figure of fields side by side, each with its own range."""
+    """A figure with axes side by side, each with its own range."""
     figure, (fields,) = new_figure(1.2 + 3.7 * num_fields, 4.2, 1, num_fields)
     return figure, fields
 
 
 def plot_accuracy(axes: Axes, x: Sequence[float], accuracy: Sequence[float], label: str, style: RunStyle) -> None:
-    """A run's curve, in percent."""
+    """Draw a run's accuracy curve, in percent."""
     percent, dots = [100 * value for value in accuracy], 3 if len(accuracy) < 40 else 0
     dashes = (0, [length / 2 for length in style.dash]) if style.dash else "solid"
     axes.plot(x, percent, color=style.color, linestyle=dashes, label=label, lw=1.8, marker="o", ms=dots)
 
 
 def bytes_axis(axes: Axes, label: str) -> None:
-    """A logarithmic axis of bytes below a field."""
+    """Make the x axis a logarithmic axis in bytes."""
     axes.set(xlabel=label, xscale="log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: megabytes(value)))
     axes.minorticks_off()
 
 
 def log_ticks(axis: Axis) -> None:
-    """Where all has been drawn: at 1, 2 and 5 times powers of ten, in even steps where few of these would be seen."""
+    """Set ticks once all is drawn: at 1, 2 and 5 times powers of ten, or in even steps if few of these would show."""
     low, high = axis.get_view_interval()
     even = MaxNLocator(5, steps=[1, 2, 5, 10], min_n_ticks=3)
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high > 10 * low else even)
@@ -59,7 +59,7 @@ def log_ticks(axis: Axis) -> None:
 def legend_below(
     figure: Figure, handles: Sequence[tuple[str, Artist]], ncols: int, handlelength: float | None = None
 ) -> None:
-    """One for all fields."""
+    """Put one legend for all axes below them."""
     labels, artists = zip(*handles, strict=True)
     figure.legend(
         artists, labels, loc="outside lower center", ncols=ncols, frameon=False, fontsize=9, handlelength=handlelength
@@ -67,7 +67,7 @@ def legend_below(
 
 
 def save(figure: Figure, paths: Iterable[Path]) -> None:
-    """Without a date or a random name in it: the same picture is the same file."""
+    """Write the figure without a date or random names, so that the same picture gives the same file."""
     with matplotlib.rc_context({"svg.hashsalt": "fedbat"}):
         for path in paths:
             figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)

@@ -14,7 +14,7 @@ from fedbat.plots.styles import INK, run_styles
 
 
 class Curve(NamedTuple):
-    """One run, or the mean of several seeds, round by round."""
+    """One run, or the mean over several seeds, round by round."""
 
     method: str
     accuracy: Sequence[float]
@@ -24,7 +24,7 @@ class Curve(NamedTuple):
 
 
 def draw_comparison(curves: Mapping[str, Curve], title: str, path: Path) -> None:
-    """Accuracy against rounds, against all bytes sent up so far, and against those sent up and down (logarithmic)."""
+    """Draw accuracy against rounds, all bytes sent up so far, and all bytes sent up and down (logarithmic)."""
     figure, ((by_round, by_uplink, by_traffic),) = new_figure(13.5, 4.2, 1, 3, sharey=True)
     styles = run_styles({label: curve.method for label, curve in curves.items()})
     for label, curve in curves.items():
@@ -39,7 +39,7 @@ def draw_comparison(curves: Mapping[str, Curve], title: str, path: Path) -> None
     by_round.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     bytes_axis(by_uplink, "sent up by all clients so far")
     bytes_axis(by_traffic, "sent up and down so far")
-    by_traffic.sharex(by_uplink)  # what is added on the way down is seen as the way to the right
+    by_traffic.sharex(by_uplink)  # so that what the way down adds shows as a shift to the right
     by_uplink.autoscale()
     _legend(figure, by_round)
     figure.suptitle(title, color=INK, fontsize=11)
@@ -47,7 +47,7 @@ def draw_comparison(curves: Mapping[str, Curve], title: str, path: Path) -> None
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
-    """All runs in one line below everything, or in as many as they need."""
+    """Put a legend of all runs below everything, in one line or as many as they need."""
     handles, labels = axes.get_legend_handles_labels()
     columns = max(1, int(figure.get_figwidth() / (0.75 + 0.075 * max(map(len, labels)))))
     legend_below(figure, list(zip(labels, handles, strict=True)), min(len(labels), columns), handlelength=3)

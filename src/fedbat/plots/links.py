@@ -1,4 +1,4 @@
-"""Runs on a link: accuracy against time, and what their rounds are made of."""
+"""Runs on a link: accuracy against time, and what their rounds consist of."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -21,7 +21,7 @@ class LinkCurve(NamedTuple):
     method: str
     accuracy: Sequence[float]
     times: Sequence[Times]
-    note: str = ""  # beside its label
+    note: str = ""  # added to its label
 
     def points(self) -> list[tuple[float, float]]:
         """Seconds since the start and accuracy in percent, of each round."""
@@ -29,13 +29,13 @@ class LinkCurve(NamedTuple):
         return [(x, 100 * value) for x, value in zip(seconds, self.accuracy, strict=True)]
 
     def first_from(self, percent: float) -> tuple[float, float]:
-        """The first point that has so much accuracy; the last if there is none."""
+        """The first point with at least this accuracy; the last point if there is none."""
         points = self.points()
         return next((point for point in points if point[1] >= percent), points[-1])
 
 
 class LinkRow(NamedTuple):
-    """Runs to be seen together, and the accuracy they are to reach."""
+    """Runs to show together, and the accuracy they are to reach."""
 
     title: str
     target: float
@@ -43,7 +43,7 @@ class LinkRow(NamedTuple):
 
 
 def draw_link(rows: Sequence[LinkRow], title: str, path: Path) -> None:
-    """Accuracy against the time on a link (logarithmic), and what its rounds are made of."""
+    """Draw accuracy against time on a link (logarithmic), and what rounds consist of."""
     most = max(len(row.curves) for row in rows)
     figure, fields = new_figure(16, (1.9 + max(2.3, 0.3 * most)) * len(rows), len(rows), 2)
     for row, (left, right) in zip(rows, fields, strict=True):
@@ -54,7 +54,7 @@ def draw_link(rows: Sequence[LinkRow], title: str, path: Path) -> None:
 
 
 def _race(axes: Axes, row: LinkRow) -> None:
-    """From ten points below the target on; a circle is where it is reached."""
+    """Draw accuracy against time, from ten points below the target on; a circle marks where it is reached."""
     target, curves = 100 * row.target, row.curves.values()
     styles = run_styles({label: curve.method for label, curve in row.curves.items()})
     for label, curve in row.curves.items():
@@ -75,7 +75,7 @@ def _race(axes: Axes, row: LinkRow) -> None:
 
 
 def _bars(axes: Axes, rounds: Mapping[str, Times]) -> None:
-    """One for each run: the parts of its mean round, one after the other."""
+    """Draw a bar for each run: the parts of its mean round, one after the other."""
     ends = [0.0] * len(rounds)
     for part, color in _PART_COLORS.items():
         lengths = [getattr(times, part) for times in rounds.values()]

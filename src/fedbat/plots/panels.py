@@ -1,4 +1,4 @@
-"""Curves of methods, with bands over seeds, a field for each split."""
+"""Curves of methods, with bands over seeds, in a panel for each split."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,11 +18,11 @@ class Line(NamedTuple):
     x: Sequence[float]
     y: Sequence[float]
     band: tuple[Sequence[float], Sequence[float]] | None = None
-    faint: Sequence[float] | None = None  # what y is a running mean of
+    faint: Sequence[float] | None = None  # the raw values, if y is their running mean
 
 
 class Panel(NamedTuple):
-    """One field of a row of them."""
+    """One panel of a row of them."""
 
     title: str
     lines: Mapping[str, Line]  # by method
@@ -31,7 +31,7 @@ class Panel(NamedTuple):
 def draw_panels(
     panels: Sequence[Panel], ylabel: str, paths: Iterable[Path], *, by_bytes: bool = False, log: bool = False
 ) -> None:
-    """Panels side by side with one legend; x is the round, or the bytes sent so far."""
+    """Draw panels side by side with one legend; x is the round, or the bytes sent so far."""
     figure, fields = new_row(len(panels))
     labels = list(dict.fromkeys(label for panel in panels for label in panel.lines))
     colors = method_colors(labels)

@@ -1,4 +1,4 @@
-"""How something falls with time, and what bounds it: both axes logarithmic."""
+"""How a quantity falls with time, and its bound: both axes logarithmic."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ _DASHED = (0, (5, 3))
 
 
 class RatePanel(NamedTuple):
-    """One field of a row of them."""
+    """One panel of a row of them."""
 
     title: str
     xlabel: str
@@ -28,7 +28,7 @@ class RatePanel(NamedTuple):
 
 
 def draw_rates(panels: Sequence[RatePanel], paths: Iterable[Path]) -> None:
-    """Panels side by side: dots and lines are measured, dashes are what bounds them."""
+    """Draw panels side by side: dots and solid lines are measured, dashed lines are their bounds."""
     figure, (fields,) = new_figure(1.2 + 5.2 * len(panels), 4.2, 1, len(panels))
     colors = dict(zip(dict.fromkeys(label for panel in panels for label in panel.lines), _COLORS, strict=False))
     for axes, panel in zip(fields, panels, strict=True):

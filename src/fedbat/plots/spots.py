@@ -1,4 +1,4 @@
-"""Runs as single places: what they reach by what they send, for every downlink."""
+"""Runs as single spots: what they reach against what they send, for every downlink."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle, zip_longest
@@ -17,7 +17,7 @@ _DOWN_SHAPES = dict(zip(DOWNLINKS, cycle("osD^vP")))
 
 
 class Spot(NamedTuple):
-    """A run as one place: what it sends, what it reaches, and the downlink that its shape tells."""
+    """A run as one spot: what it sends, what it reaches, and the downlink that its shape stands for."""
 
     x: float
     y: float
@@ -25,14 +25,14 @@ class Spot(NamedTuple):
 
 
 class SpotPanel(NamedTuple):
-    """One field of a row of them."""
+    """One panel of a row of them."""
 
     title: str
     series: Mapping[str, Sequence[Spot]]  # by method
 
 
 def draw_spots(panels: Sequence[SpotPanel], xlabel: str, ylabel: str, paths: Iterable[Path]) -> None:
-    """Panels side by side: a colour for each method, a shape for each downlink; x is bytes."""
+    """Draw panels side by side: a color for each method, a shape for each downlink; x is bytes."""
     figure, fields = new_row(len(panels))
     spots = [(label, spot) for panel in panels for label, found in panel.series.items() for spot in found]
     colors = method_colors(dict.fromkeys(label for label, _ in spots))
@@ -58,7 +58,7 @@ def draw_spots(panels: Sequence[SpotPanel], xlabel: str, ylabel: str, paths: Ite
 
 
 def _see_at_least(axes: Axes, span: float) -> None:
-    """Widen a field's range of y to both sides until it is this wide."""
+    """Widen the range of y to both sides until it is at least this wide."""
     low, high = axes.get_ylim()
     more = max(0.0, span - (high - low)) / 2
     axes.set_ylim(low - more, high + more)

@@ -1,4 +1,4 @@
-"""Colours, dashes and ranges that are the same in every picture and on the page of a report."""
+"""Colors, dashes and ranges that are the same in every picture and on the page of a report."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -7,7 +7,7 @@ from statistics import median
 from typing import NamedTuple
 
 INK, PALE = "#1f2933", "#d5dbe1"
-# Okabe and Ito's colours: distinguishable with any kind of colour vision.
+# Okabe and Ito's colors: distinguishable with any kind of color vision.
 _METHOD_COLORS = {
     "fedavg": "#000000",
     "fedbat": "#d55e00",
@@ -16,7 +16,7 @@ _METHOD_COLORS = {
     "noisy-signsgd": "#009e73",
     "stoc-signsgd": "#cc79a7",
     "zerofl": "#e69f00",
-    # More bits and rivals, which the paper lacks: shades of FedBAT's own, and two of Tol's.
+    # More bits and rivals, which are not in the paper: shades of FedBAT's color, and two of Tol's colors.
     "fedbat bits=2": "#f4a261",
     "fedbat bits=4": "#7f2704",
     "eden bits=1": "#332288",
@@ -30,11 +30,11 @@ class RunStyle(NamedTuple):
     """How a run's curve looks."""
 
     color: str
-    dash: tuple[int, ...]  # lengths drawn and left out by turns; solid if empty
+    dash: tuple[int, ...]  # lengths drawn and left out in turn; solid if empty
 
 
 def method_colors(labels: Iterable[str]) -> dict[str, str]:
-    """A method's own colour wherever it appears; others take the next free one."""
+    """Each method's own color, wherever it appears; other labels take the next free one."""
     labels = list(labels)
     others = [label for label in labels if label not in _METHOD_COLORS]
     spare = dict(zip(others, cycle(_OTHER_COLORS), strict=False))
@@ -42,9 +42,9 @@ def method_colors(labels: Iterable[str]) -> dict[str, str]:
 
 
 def run_styles(methods: Mapping[str, str], colors: Mapping[str, str] | None = None) -> dict[str, RunStyle]:
-    """By label, of runs given with their methods: colours tell methods, dashes what has the same colour.
+    """Styles by label, for runs given with their methods: colors tell methods apart, dashes runs of the same color.
 
-    No two look alike; solid is the plainest.
+    No two look alike; the plainest variant is solid.
     """
     colors = colors or method_colors(dict.fromkeys(methods.values()))
     free: defaultdict[str, Iterator[tuple[int, ...]]] = defaultdict(_dashes)
@@ -56,7 +56,7 @@ def run_styles(methods: Mapping[str, str], colors: Mapping[str, str] | None = No
 
 
 def _dashes() -> Iterator[tuple[int, ...]]:
-    """Solid, then every rhythm of strokes, short ones first; none is another one shifted or repeated."""
+    """Solid, then every rhythm of strokes, short ones first; none is another one shifted or repeated, so all differ."""
     yield ()
     for size in count(1):
         for rhythm in product(_STROKES, repeat=size):

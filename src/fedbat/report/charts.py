@@ -1,4 +1,4 @@
-"""What the page's script draws from, as plain values for JSON."""
+"""The data from which the page's script draws, as plain values for JSON."""
 
 import html
 import math
@@ -26,7 +26,7 @@ class Style(NamedTuple):
 
 
 def styles_of(groups: Sequence[Group]) -> dict[Run, Style]:
-    """The colour tells the method; the dashes tell its variants within a group, solid being the plain method."""
+    """The color tells the method; dashes tell its variants within a group, where solid is the plain method."""
     colors = method_colors(sorted({run.config["method"] for group in groups for run in group.runs}))
     styles: dict[Run, Style] = {}
     for group in groups:
@@ -39,7 +39,7 @@ def styles_of(groups: Sequence[Group]) -> dict[Run, Style]:
 
 
 def group_data(group: Group, styles: Mapping[Run, Style], holdings: Holdings | str) -> dict[str, Any]:
-    """Curves and clients of one group."""
+    """The curves and clients of one group."""
     curves = [
         {"label": html.escape(label), **styles[runs[0]]._asdict(), **_curve(runs)}  # Plotly reads labels as HTML
         for label, runs in group.series
@@ -49,7 +49,7 @@ def group_data(group: Group, styles: Mapping[Run, Style], holdings: Holdings | s
 
 
 def _curve(runs: Sequence[Run]) -> dict[str, Any]:
-    """Round by round, over the runs that have come so far."""
+    """A series' curve: round by round, over the runs that have come that far."""
     rounds = [[line for line in lines if line] for lines in zip_longest(*(run.record.lines for run in runs))]
     uplink = [fmean(line["uplink_bytes"] for line in lines) for lines in rounds]
     downlink = [fmean(line["downlink_bytes"] for line in lines) for lines in rounds]
@@ -74,7 +74,7 @@ def _spread(values: Sequence[Sequence[float | None]]) -> dict[str, list[float | 
 
 
 def _top(curves: Sequence[Sequence[float | None]]) -> float | None:
-    """Where the axis of losses ends if it is not the highest: one spike would flatten all the rest."""
+    """Where the axis of losses ends, if not at the highest: a single spike would flatten all the rest."""
     known = [losses for curve in curves if (losses := [loss for loss in curve if loss is not None])]
     usual = max((max(losses[0], median(losses)) for losses in known), default=math.inf)
     return 2 * usual if max(map(max, known), default=0.0) > 2 * usual else None

@@ -1,4 +1,4 @@
-"""How many samples of each class the clients of a split hold, dealt out again from the data set."""
+"""How many samples of each class the clients of a split hold, found by splitting the data set again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,23 +15,23 @@ from fedbat.errors import FedbatError
 
 @dataclass(frozen=True, eq=False)
 class Holdings:
-    """Of the first clients of a split."""
+    """How many samples of each class the first clients of a split hold."""
 
     counts: NDArray[np.int64]  # [clients, classes]
     num_clients: int  # of the whole split
 
     @property
     def text(self) -> str:
-        """In a sentence."""
+        """The holdings in a sentence."""
         shown = len(self.counts)
         first = "" if shown == self.num_clients else f"The first {shown:,} of {self.num_clients:,} clients: "
         return f"{first}{sizes_in_words(self.counts)}."
 
 
 def holdings_of(config: Mapping[str, Any]) -> Holdings | str:
-    """Of the clients of a run, or why they are not known here; nothing is downloaded."""
+    """What the clients of a run hold, or why that is not known here; nothing is downloaded."""
     name, clients = config["dataset"], config["clients"]
-    if name not in DATASETS or config["partition"] not in PARTITIONS:  # somebody's own code is not run for a picture
+    if name not in DATASETS or config["partition"] not in PARTITIONS:  # users' own code is not run for a picture
         unknown = f"the data set {name}" if name not in DATASETS else f"the partition {config['partition']}"
         return f"Not shown: {unknown} is not one of fedbat's."
     if DATASETS[name].source.locate(None) is None:

@@ -37,7 +37,7 @@ _SHARED = (
 
 
 def render(runs: Sequence[Run], title: str) -> str:
-    """The same runs always give the same page."""
+    """The page as HTML; the same runs always give the same page."""
     library, version = _library()
     groups = group_runs(runs)
     order = [run for group in groups for run in group.runs]

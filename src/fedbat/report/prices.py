@@ -1,4 +1,4 @@
-"""What the runs of a group take on a link until they reach an accuracy that is the same for all of them."""
+"""What the runs of a group take on a link to reach an accuracy that is the same for all of them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -22,13 +22,13 @@ class Priced:
 
     @property
     def clock(self) -> str:
-        """Where the seconds that its clients computed are from."""
+        """Where its clients' computing times come from."""
         measured = is_measured(self.run.record.lines)
         how = "measured client by client" if measured else "an equal share of the median round"
         return f"{how} on {self.run.device or 'an unknown machine'}"
 
     def as_json(self) -> dict[str, Any]:
-        """For a file."""
+        """The values to write to a file."""
         to_target = self.costs._asdict() if self.costs else None
         return {
             "run": self.label,
@@ -46,18 +46,18 @@ class PricedGroup:
     """Runs on the same clients and the same link."""
 
     group: Group
-    link: Link  # with the seconds of computing, if they are alike for all
+    link: Link  # with the seconds of computing, if they are the same for all
     target: float
     runs: list[Priced]  # those of the best methods first
-    clock: str  # where the seconds of computing are from
+    clock: str  # where the computing times come from
 
     def curves(self) -> dict[str, LinkCurve]:
-        """By label, runs that differ in nothing but their seeds as one."""
+        """Curves by label; runs that differ in nothing but their seeds make one curve."""
         priced = dict(zip(self.group.runs, self.runs, strict=True))
         return {label: _mean_curve([priced[run] for run in runs]) for label, runs in self.group.series}
 
     def as_json(self) -> dict[str, Any]:
-        """For a file."""
+        """The values to write to a file."""
         runs = [priced.as_json() for priced in self.runs]
         return {
             "group": title_of(self.group),
@@ -69,8 +69,8 @@ class PricedGroup:
 
 
 def price_group(group: Group, link: Link, target: float | None = None) -> PricedGroup:
-    """By default the target is what every run reaches, and all compute as long as the quickest of them: differences
-    in measured times say more about what else the machine did than about the methods.
+    """Price the runs of a group. By default, the target is an accuracy that every run reaches, and all runs compute as
+    long as the quickest: differences in measured times say more about what else the machine did than about methods.
     """
     given = link.seconds is not None
     if alike := not given and link.factor is None:
@@ -90,7 +90,7 @@ def _priced(group: Group, link: Link, target: float) -> Iterable[Priced]:
 
 
 def _mean_curve(seeds: Sequence[Priced]) -> LinkCurve:
-    """Round by round, over the runs that have come so far."""
+    """The mean curve of runs: round by round, over those that have come that far."""
     lines = zip_longest(*(zip(priced.run.record.accuracy, priced.times, strict=True) for priced in seeds))
     rounds = [tuple(zip(*filter(None, line), strict=True)) for line in lines]
     notes = [f"{len(seeds)} seeds"] if len(seeds) > 1 else []

@@ -1,4 +1,4 @@
-"""Which runs there are, what tells them apart, and which belong together: those on the same clients."""
+"""Which runs there are, what tells them apart, and which belong together: those with the same clients."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,20 +15,20 @@ from fedbat.settings import show
 from fedbat.storage import DRAFT
 from fedbat.units import count
 
-SPLIT = ("dataset", "partition", "beta", "labels", "samples", "clients", "partition_seed")  # who holds what
+SPLIT = ("dataset", "partition", "beta", "labels", "samples", "clients", "partition_seed")  # which client holds what
 _NEVER_IN_A_LABEL = (*SPLIT, "method", "settings", "down")  # the last three are in the variant
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run of any state, with at least one round."""
+    """A run, finished or not, with at least one round."""
 
-    name: str  # its folder, from the one that was asked for
+    name: str  # its folder, starting from the one that was asked for
     record: Record
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """What was run, defaults written out; as it was recorded if this version does not know it."""
+        """What was run, with defaults written out; as recorded, if this version does not know it."""
         try:
             return self.record.configuration
         except DataError:
@@ -37,25 +37,25 @@ class Run:
 
     @property
     def variant(self) -> str:
-        """As in `Experiment`: fedbat rho=2 down=4."""
+        """The variant as in `Experiment`: fedbat rho=2 down=4."""
         return variant_of(self.config["method"], self.config["settings"], self.config.get("down", FULL))
 
     @property
     def unfinished(self) -> str | None:
-        """How far it is, if rounds are missing: 12 of 100 rounds."""
+        """How far the run has come, if rounds are missing: 12 of 100 rounds."""
         done, asked = len(self.record.lines), self.config["rounds"]
         return None if done >= asked else f"{done} of {asked} rounds"
 
     @property
     def device(self) -> str | None:
-        """What computed it."""
+        """What computed the run."""
         if not self.record.summary.get("engine"):
             return None
         return self.record.gpu or f"CPU, {self.record.summary['machine'].get('cpus')} cores"
 
     @property
     def precision(self) -> str | None:
-        """Of the engine."""
+        """The precision of the engine."""
         return (self.record.summary.get("engine") or {}).get("precision")
 
 
@@ -68,24 +68,24 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs on the same clients, best methods first."""
+    """Runs with the same clients, best methods first."""
 
     runs: tuple[Run, ...]
 
     @property
     def config(self) -> dict[str, Any]:
-        """What all of them share, and what their first has of the rest."""
+        """What all runs share; for the rest, the first run's values."""
         return self.runs[0].config
 
     @cached_property
     def varying(self) -> tuple[str, ...]:
-        """The names of what is not the same in all runs, the method and its settings aside."""
+        """The names of what differs between runs, apart from the method and its settings."""
         names = dict.fromkeys(name for run in self.runs for name in run.config if name not in _NEVER_IN_A_LABEL)
         return tuple(name for name in names if len({as_text(run.config.get(name)) for run in self.runs}) > 1)
 
     @cached_property
     def labels(self) -> list[str]:
-        """A different one for each run, as short as can be."""
+        """A different label for each run, as short as possible."""
         labels = [_label(run, self.varying) for run in self.runs]
         often = Counter(labels)
         pairs = zip(labels, self.runs, strict=True)
@@ -93,7 +93,7 @@ class Group:
 
     @cached_property
     def series(self) -> list[Series]:
-        """All runs, seeds together; where two have the same seed, all of them stay apart."""
+        """All runs, with seeds joined; if two of them have the same seed, all stay apart."""
         names = [name for name in self.varying if name != "seed"]
         found: dict[str, list[Series]] = {}
         for run, label in zip(self.runs, self.labels, strict=True):
@@ -129,7 +129,7 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """By who holds what: in the order of data sets, then splits, then numbers of clients."""
+    """Group runs by which client holds what; groups are ordered by data set, then split, then number of clients."""
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(tuple(as_text(run.config.get(name)) for name in SPLIT), []).append(run)
@@ -138,7 +138,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def _best_first(runs: Sequence[Run]) -> list[Run]:
-    """By the best run of a variant; its other seeds stay beside it."""
+    """Sort runs by the best run of their variant; its other seeds stay next to it."""
     best: dict[str, float] = {}
     for run in runs:
         best[run.variant] = max(run.record.best, best.get(run.variant, 0.0))
@@ -146,12 +146,12 @@ def _best_first(runs: Sequence[Run]) -> list[Run]:
 
 
 def title_of(group: Group) -> str:
-    """What all its runs are on."""
+    """The data set, split and number of clients of all its runs."""
     return f"{group.config['dataset']}, {split_of(group.config)}, {count(group.config['clients'], 'client')}"
 
 
 def as_text(value: Any) -> str:
-    """A value of a configuration, as on the command line."""
+    """A value of a configuration as on the command line."""
     return "none" if value is None else show(value)
 
 
@@ -161,7 +161,7 @@ def flag(name: str) -> str:
 
 
 def _name(folder: Path, root: Path) -> str:
-    """Nothing above the folder that was asked for: a page is sent to others."""
+    """A run's name, which shows nothing above the folder that was asked for: pages are sent to others."""
     return str(Path(root.resolve().name) / folder.relative_to(root))
 
 

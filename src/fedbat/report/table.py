@@ -1,4 +1,4 @@
-"""The table of all runs: one row each, to be sorted by any column."""
+"""The table of all runs: one row each, sortable by any column."""
 
 import html
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ class _Column(NamedTuple):
     value: Callable[[Run], Any]  # to sort by
     text: Callable[[Any], str] = str
     hint: str = ""
-    fewest: int = 0  # different values that the runs must have for the column to be shown, 0 if it always is
+    fewest: int = 0  # how many different values runs must have for the column to be shown; 0: it always is
 
 
 def _percent(name: str) -> Callable[[Run], Any]:
@@ -27,12 +27,12 @@ def _figure(name: str) -> Callable[[Run], Any]:
 
 
 def _saved_up(run: Run) -> float:
-    """The first records do not say it; it is that of float32 parameters then, as of the paper's models."""
+    """How many times less goes up than in float32; the first records only have the bits per parameter."""
     summary = run.record.summary
     return float(summary.get("uplink_saving", 32 / summary["bits_per_parameter"]))
 
 
-# What tells runs apart comes first, then what they are compared by: all of it fits on a narrow screen.
+# What tells runs apart comes first, then what they are compared by; these fit on a narrow screen.
 _COLUMNS = (
     _Column("data set", lambda run: run.config["dataset"]),
     _Column("split", lambda run: split_of(run.config)),
@@ -69,7 +69,7 @@ _COLUMNS = (
 
 
 def overview(groups: Sequence[Group], anchors: Mapping[Run, str], styles: Mapping[Run, Style]) -> str:
-    """Group by group, the best methods first."""
+    """The table as HTML, group by group, the best methods first."""
     method = _head("method", "with the settings that are not at their defaults")
     runs = [run for group in groups for run in group.runs]
     columns = [c for c in _COLUMNS if len({c.value(run) for run in runs} - {None}) >= c.fewest]

@@ -1,4 +1,4 @@
-"""A cell is one experiment with one seed. Its configuration names it, whichever tables it appears in."""
+"""A cell is one experiment with one seed. Its configuration identifies it, whichever tables it appears in."""
 
 import dataclasses
 import hashlib
@@ -19,29 +19,29 @@ _IN_THE_PATH = ("method", "settings", "dataset", "partition", "clients", "seed")
 
 @dataclass(frozen=True)
 class Cell:
-    """Something to run once."""
+    """An experiment to be run once."""
 
     experiment: Experiment
 
     @cached_property
     def identity(self) -> str:
-        """Equal for equal configurations, however they were written."""
+        """A hash that is the same for equal configurations, however they were written."""
         return identity(configuration(self.experiment))
 
     @cached_property
     def serves(self) -> tuple[str, ...]:
-        """The identities of the cells that its record will stand for."""
+        """The identities of the cells that this cell's record will stand for."""
         return served(configuration(self.experiment))
 
     @cached_property
     def folder(self) -> Path:
-        """Where its record lies below the results; different for different configurations."""
+        """The folder of its record below the results; different for different configurations."""
         e = self.experiment
         return Path(*map(file_name, (e.dataset, f"{e.partition}-n{e.clients}", f"{variant(e)}-seed{e.seed}")))
 
 
 def configuration(experiment: Experiment, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """All that decides what is computed, with defaults written out; not the machine, the engine or the precision.
+    """Everything that decides what is computed, with defaults written out; not machine, engine or precision.
 
     `settings` are the method's as an earlier run recorded them, in case a default has changed since.
     """
@@ -58,13 +58,13 @@ def identity(configuration: Mapping[str, Any]) -> str:
 def served(configuration: Mapping[str, Any]) -> tuple[str, ...]:
     """The identities of the cells that a record of this configuration stands for, its own first.
 
-    An averaged model is kept beside the training and changes nothing in it: the other is the cell that asks for none.
+    An averaged model is kept alongside training and does not affect it, so the record also stands for the cell without.
     """
     return tuple(dict.fromkeys(identity({**configuration, **change}) for change in ({}, {"average": 0.0})))
 
 
 def fewest(cells: Iterable[Cell]) -> list[Cell]:
-    """Those whose records stand for all of them; a cell that serves another comes in its place."""
+    """The cells whose records stand for all of these: a cell that serves another takes its place."""
     server: dict[str, Cell] = {}
     for cell in cells:
         for key in cell.serves:
@@ -74,7 +74,7 @@ def fewest(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def canonical(experiment: Experiment) -> Experiment:
-    """The same with defaults written out, but of the method only the settings that are not at their defaults."""
+    """The same experiment with defaults written out, but only those method settings that differ from theirs."""
     resolved = experiment.resolved()
     kind, settings = method_kind(resolved.method), make_method(resolved.method, resolved.settings).settings()
     changed = {name: show(value) for name, value in settings.items() if value != kind().settings()[name]}
@@ -82,7 +82,7 @@ def canonical(experiment: Experiment) -> Experiment:
 
 
 def variant(experiment: Experiment) -> str:
-    """The method and whatever is not at its default: fedbat-rho-0, fedpaq-bits-3."""
+    """The method and whatever differs from its default: fedbat-rho-0, fedpaq-bits-3."""
     experiment = canonical(experiment)
     defaults = {name: getattr(Experiment, name) for name in vars(experiment) if name not in _IN_THE_PATH}
     defaults["per_round"] = min(defaults["per_round"], experiment.clients)

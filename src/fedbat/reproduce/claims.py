@@ -1,13 +1,13 @@
-"""The paper's claims as predicates over records: claims.toml says what is claimed, this says whether it is so.
+"""The paper's claims as predicates over records: claims.toml says what is claimed, this module whether it is so.
 
-A claim compares methods in some cells (its kind, see kinds.py) or is about toy problems (theory/kinds.py), says where
-the numbers must lie (`above`, `below`) and for how many (`quantifier`):
+A claim compares methods in some cells (its kind, see kinds.py) or is about toy problems (theory/kinds.py). It says
+where the numbers must lie (`above`, `below`) and for how many (`quantifier`):
 - every: *holds* when all intervals lie there; *fails* when one lies elsewhere;
 - some: *holds* when all intervals of one cell lie there; *fails* when each cell has one elsewhere;
 - most: *holds* when more than half of all that are needed lie there; *fails* when half of them lie elsewhere;
-- mean: by the interval of the mean over all that are needed.
-All else is *undecided*: intervals straddle the border, or records are missing - one that is missing counts as an
-interval over the whole line. Claims that tests check are *tested*, here only for being there.
+- mean: decided by the interval of the mean over all that are needed.
+Everything else is *undecided*: intervals straddle the border, or records are missing - a missing one counts as an
+interval over the whole line. Claims that tests check are *tested*; here it is only checked that the tests exist.
 """
 
 import ast
@@ -34,7 +34,7 @@ _KNOWN = ("id", "where", "text")  # of every claim
 
 
 class Verdict(StrEnum):
-    """What the records say of a claim."""
+    """What the records say about a claim."""
 
     HOLDS = "holds"
     FAILS = "fails"
@@ -43,7 +43,7 @@ class Verdict(StrEnum):
 
     @classmethod
     def of(cls, opinion: bool | None) -> "Verdict":
-        """From yes, no or neither."""
+        """The verdict for yes, no or neither."""
         return {True: cls.HOLDS, False: cls.FAILS, None: cls.UNDECIDED}[opinion]
 
 
@@ -60,10 +60,10 @@ class Claim:
     quantifier: str = "every"
     region: Region = field(default_factory=Region)
     trials: Choice | None = None  # instead of cells
-    tests: tuple[str, ...] = ()  # instead of all that
+    tests: tuple[str, ...] = ()  # instead of all of that
 
     def cases(self, shelf: Shelf) -> list[list[Case]]:
-        """By cell."""
+        """The cases, by cell."""
         if self.kind is None or self.trials is not None:
             return []
         columns = itertools.product(*(map(str, self.cells[key]) for key in ("dataset", "clients", "split")))
@@ -73,7 +73,7 @@ class Claim:
             raise ConfigError(f"claim {self.id!r}: {error}") from None
 
     def trial_cases(self, shelf: Shelf) -> list[TrialCase]:
-        """Of a claim about toy problems."""
+        """The cases of a claim about toy problems."""
         if self.kind is None or self.trials is None:
             return []
         try:
@@ -83,7 +83,7 @@ class Claim:
 
 
 class Measured(NamedTuple):
-    """A case and what its records say; no estimate if one of them is missing."""
+    """A case and what its records say; the estimate is None if one of them is missing."""
 
     case: Case | TrialCase
     estimate: Estimate | None
@@ -96,15 +96,15 @@ class Finding:
 
     claim: Claim
     verdict: Verdict
-    printed: Verdict | None  # by the numbers the paper prints, taken as they are; None if it prints none
+    printed: Verdict | None  # judged by the numbers the paper prints, taken as exact; None if it prints none
     measured: tuple[Measured, ...]
-    deciding: Estimate | None  # the one the verdict hangs on
+    deciding: Estimate | None  # the one on which the verdict depends
     present: int  # cells and trials of experiment files that have records
     needed: int
 
 
 def load_claims(folder: Path) -> tuple[Claim, ...]:
-    """Those of a folder of experiment files; none if it has no file of them."""
+    """The claims in a folder of experiment files; empty if it has no file of claims."""
     if not (folder / FILE).is_file():
         return ()
     file = check_keys(str(folder / FILE), read_toml(folder / FILE), ["cells", "claim"])
@@ -118,13 +118,13 @@ def load_claims(folder: Path) -> tuple[Claim, ...]:
 
 
 def judge_all(book: Book, records: Records) -> list[Finding]:
-    """Every claim of a book."""
+    """Judge every claim of a book."""
     shelf, results = Shelf(book), Results(book, records)
     return [judge(claim, shelf, results) for claim in load_claims(book.folder)]
 
 
 def judge(claim: Claim, shelf: Shelf, results: Results) -> Finding:
-    """What the records say of a claim."""
+    """Judge a claim by the records."""
     cases, trials = claim.cases(shelf), claim.trial_cases(shelf)
     if not cases and not trials:
         return Finding(claim, Verdict.TESTED, None, (), None, 0, 0)
@@ -152,7 +152,7 @@ def _certain(value: float) -> Estimate:
 
 
 def _claim(entry: Mapping[str, Any], grids: Mapping[str, Mapping[str, Sequence[Any]]], root: Path) -> Claim:
-    """An entry of the file; what no claim has is an argument of its kind."""
+    """A claim from an entry of the file; keys that not all claims have are arguments of its kind."""
     left = dict(entry)
     name = left["id"]
 

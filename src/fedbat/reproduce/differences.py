@@ -1,7 +1,7 @@
 """What single choices of the protocol change: a section of RESULTS.md.
 
-In a file of differences the last key of a grid is what differs: its first value is ours, the others are set against
-it, everything else being equal, by differences between runs of the same seed.
+In a file of differences, the last key of a grid is what differs: its first value is ours, and the others are compared
+with it, all else being equal, by differences between runs of the same seed.
 """
 
 import math
@@ -18,7 +18,7 @@ from fedbat.reproduce.results import MeanStd, Results
 from fedbat.reproduce.tables import Book, Grid, Row, Table
 from fedbat.reproduce.verdicts import show_interval
 
-_MEASURED = {"best": "best", "last ten": "last-ten"}  # metrics, by what they are called on the page
+_MEASURED = {"best": "best", "last ten": "last-ten"}  # metrics, by their names on the page
 _WORDS = ("data set", "split", "method", "switched to", "spread from")
 _INTERVAL = f"{1 - LEVEL:.0%} interval"
 _COLUMNS = (
@@ -30,7 +30,7 @@ _COLUMNS = (
 
 
 class Switch(NamedTuple):
-    """Two rows that differ in one choice, and what that changes, by metric; None as long as one was not run."""
+    """Two rows that differ in one choice, and what that changes, by metric; None if one has not been run yet."""
 
     ours: Row
     switched: Row
@@ -40,17 +40,17 @@ class Switch(NamedTuple):
 
     @property
     def choice(self) -> str:
-        """What it is switched to."""
+        """The setting that is switched to."""
         return _choice(self.switched, self.axis)
 
     @property
     def method(self) -> str:
-        """Without what is switched."""
+        """The method without the setting that is switched."""
         return self.ours.point["method"].split()[0] if self.axis == "method" else self.ours.point["method"]
 
 
 def section(table: Table, book: Book, results: Results) -> Iterator[str]:
-    """For each choice a sentence that follows from the numbers, and the numbers."""
+    """For each choice, a sentence derived from the numbers, and the numbers themselves."""
     yield from [
         "Each choice by itself, everything else as in the tables above. Differences are between runs of the same seed,",
         "in points, with the interval of their mean; an interval that holds zero is called no measurable change.",
@@ -66,7 +66,7 @@ def section(table: Table, book: Book, results: Results) -> Iterator[str]:
 
 
 def switches_of(grid: Grid, shelf: Shelf, results: Results) -> list[Switch]:
-    """Every row of a grid that is set against ours."""
+    """Every row of a grid that is compared with ours."""
     axis, pairs = grid.keys[-1], list[tuple[Row, Row]]()
     for _, rows in groupby(grid.rows, lambda row: [row.point[key] for key in grid.keys[:-1]]):
         ours, *others = rows
@@ -85,7 +85,7 @@ def switches_of(grid: Grid, shelf: Shelf, results: Results) -> list[Switch]:
 
 
 def sentence(switches: list[Switch]) -> str:
-    """What the choice changes, by the best round."""
+    """What the choice changes in the best round, as a sentence."""
     clauses = [f"{_effect(change)} on {_place(s)}" for s in switches if (change := s.changes["best"]) is not None]
     if left := len(switches) - len(clauses):
         clauses.append(f"{left} of {len(switches)} not run yet")

@@ -1,4 +1,4 @@
-"""What people write into experiment files; mistakes are told with the file's name."""
+"""Reading what people write into experiment files; mistakes are reported with the file's name."""
 
 import tomllib
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from fedbat.errors import ConfigError
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A whole file."""
+    """Read a TOML file."""
     try:
         return tomllib.loads(path.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:
@@ -17,7 +17,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def check_keys(place: str, entry: Any, needed: Iterable[str], known: Iterable[str] | None = None) -> dict[str, Any]:
-    """The entry, which is a table that has all it needs, and nothing unknown if all that is known is named."""
+    """The entry, if it is a table with all needed keys and, where `known` is given, no unknown ones."""
     needed = list(needed)
     if not isinstance(entry, dict):
         raise ConfigError(f"{place} is {entry!r}, expected a table with {', '.join(needed)}")
@@ -31,7 +31,7 @@ def check_keys(place: str, entry: Any, needed: Iterable[str], known: Iterable[st
 
 
 def changes_of(method: str) -> tuple[str, dict[str, str]]:
-    """A method's name and the settings written after it: "fedbat rho=4"."""
+    """A method's name and the settings written after it, as in "fedbat rho=4"."""
     name, *changes = method.split()
     if odd := [change for change in changes if not change.partition("=")[2]]:
         raise ConfigError(f"method {method!r} has {odd[0]!r}, expected a setting such as rho=6")

@@ -1,10 +1,10 @@
 """Intervals of differences, and what follows from them for a claim about many.
 
-A number has Student's interval at 95 %. Two or three seeds say little about their standard deviation, so it is joined
-with what is expected of it (kinds.py says where from), each by its degrees of freedom; with one seed and nothing
-expected the interval is the whole line. Where a single case decides - one that contradicts *every*, one that proves
-*some* - it was picked out of many, so the level is divided by their number; where all must agree, that is not needed.
-A mean over cases is given the mean of their standard errors, which is the largest it can have, as cases share runs.
+A number has Student's interval at 95 %. Two or three seeds say little about their standard deviation, so it is pooled
+with the expected one (kinds.py says where that comes from), each weighted by its degrees of freedom; with one seed and
+no expectation, the interval is the whole line. Where a single case decides - one that contradicts *every*, one that
+proves *some* - it was picked out of many, so the level is divided by their number; where all must agree, that is not
+needed. A mean over cases gets the mean of their standard errors, the largest it can have, as cases share runs.
 """
 
 import math
@@ -19,15 +19,15 @@ LEVEL = 0.05  # of error; intervals are shown at 1 - LEVEL
 
 
 class Spread(NamedTuple):
-    """A standard deviation between seeds, how well it is known, and where it is from."""
+    """A standard deviation between seeds, how well it is known, and where it comes from."""
 
     std: float
     freedom: float
     source: str
-    measured: bool = True  # between seeds, if others'; not a bound that only stands in for one
+    measured: bool = True  # between seeds, even if elsewhere; not a bound that only stands in for it
 
     def reach(self, level: float) -> float:
-        """Half the interval of one value."""
+        """Half the width of the interval of one value."""
         return _quantile(self.freedom, 1 - level / 2) * self.std
 
 
@@ -42,18 +42,18 @@ class Estimate(NamedTuple):
     seeds: int
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
-        """That misses the true value with probability `level`."""
+        """The interval that misses the true value with probability `level`."""
         half = self.spread.reach(level) / math.sqrt(self.seeds)
         return self.value - half, self.value + half
 
 
 def own_spread(values: Sequence[float]) -> Spread | None:
-    """Of a number measured on several seeds."""
+    """The spread of a number measured on several seeds; None for a single one."""
     return Spread(statistics.stdev(values), len(values) - 1, "seeds") if len(values) > 1 else None
 
 
 def joint_spread(own: Spread | None, expected: Sequence[Spread]) -> Spread:
-    """One seed takes the widest that is expected; several join theirs with those that were measured elsewhere."""
+    """With one seed, the widest expected spread; with several, their own pooled with those measured elsewhere."""
     if own is None:
         return max(expected, key=lambda spread: spread.reach(LEVEL), default=UNKNOWN)
     joined = [own, *(spread for spread in expected if spread.measured)]
@@ -69,7 +69,7 @@ class Region(NamedTuple):
     below: float = math.inf
 
     def margin(self, low: float, high: float) -> float:
-        """By how much an interval lies inside; negative if it does not."""
+        """How far inside an interval lies; negative if it does not lie inside."""
         return min(low - self.above, self.below - high)
 
 
@@ -129,7 +129,7 @@ Estimates = Sequence[Sequence[Estimate | None]]  # by cell, each of its cases
 
 
 def mean_of(estimates: Estimates) -> Estimate | None:
-    """Over all cases; None as long as one is missing."""
+    """The mean over all cases; None as long as one is missing."""
     found = [estimate for cell in estimates for estimate in cell]
     known = [estimate for estimate in found if estimate is not None]
     if not known or len(known) < len(found):
@@ -144,13 +144,13 @@ def _opinions(estimates: Estimates, region: Region) -> list[Opinion]:
 
 
 def _ranked(estimates: Estimates, region: Region) -> list[Estimate]:
-    """Those that are there, from the furthest outside to the furthest inside."""
+    """The known estimates, from the furthest outside to the furthest inside."""
     known = [estimate for cell in estimates for estimate in cell if estimate is not None]
     return sorted(known, key=lambda estimate: region.margin(estimate.value, estimate.value))
 
 
 class Quantifier(NamedTuple):
-    """How the cases of a claim are taken together, and which of them it hangs on."""
+    """How the cases of a claim are taken together, and on which of them the verdict depends."""
 
     decide: Callable[[Estimates, Region], Opinion]
     deciding: Callable[[Estimates, Region], Estimate | None]
@@ -172,7 +172,7 @@ def _weakest_of_the_strongest_cell(estimates: Estimates, region: Region) -> Esti
 QUANTIFIERS = {
     "every": Quantifier(lambda estimates, region: all_of(_opinions(estimates, region)), _weakest),
     "most": Quantifier(lambda estimates, region: most_of(_opinions(estimates, region)), _middle),
-    # A cell in which all cases are: ahead of all baselines at once.
+    # Some cell in which all cases lie there: ahead of all baselines at once.
     "some": Quantifier(
         lambda estimates, region: one_of([all_of(_opinions([cell], region)) for cell in estimates]),
         _weakest_of_the_strongest_cell,

@@ -1,4 +1,4 @@
-"""The paper's convergence figures from records, and more: against bytes, the error of what is sent, total traffic."""
+"""The paper's convergence figures from records, and more: against bytes, errors of what is sent, and traffic."""
 
 import itertools
 import math
@@ -32,7 +32,7 @@ class Curves:
     log: bool = False
 
     def panels(self, rows: Sequence[Row], results: Results) -> list[Panel]:
-        """One for each split of which there is something to draw."""
+        """A panel for each split for which there is something to draw."""
         panels = []
         for title, found in _splits(rows, results.of):
             lines = {
@@ -46,11 +46,11 @@ class Curves:
         return panels
 
     def draw(self, rows: Sequence[Row], results: Results, paths: Sequence[Path]) -> None:
-        """Side by side."""
+        """Draw the panels side by side."""
         draw_panels(self.panels(rows, results), self.ylabel, paths, by_bytes=self.by_bytes, log=self.log)
 
     def _line(self, records: Sequence[Record]) -> Line:
-        """The mean over seeds, from the lowest to the highest of them."""
+        """The mean over seeds, with a band from the lowest to the highest."""
         raw = [self.y(record) for record in records]
         columns = list(zip(*(running_mean(values, self.window) for values in raw), strict=True))
         x = itertools.accumulate(records[0].uplink_bytes) if self.by_bytes else range(1, len(columns) + 1)
@@ -64,13 +64,13 @@ class Curves:
 
 @dataclass(frozen=True)
 class Spots:
-    """A spot for each row: what it reaches by what it sends, up and down."""
+    """A spot for each row: what it reaches against what it sends, up and down."""
 
     title: str
     measures: Mapping[str, Callable[[Result], MeanStd | None]]  # by label; the first that all rows have is drawn
 
     def panels(self, rows: Sequence[Row], results: Results) -> list[SpotPanel]:
-        """One for each split of which there is something to draw."""
+        """A panel for each split for which there is something to draw."""
         panels, measure = [], self.measure(rows, results)
         for title, found in _splits(rows, results.training):
             series: dict[str, list[Spot]] = {}
@@ -82,12 +82,12 @@ class Spots:
         return panels
 
     def draw(self, rows: Sequence[Row], results: Results, paths: Sequence[Path]) -> None:
-        """Side by side."""
+        """Draw the panels side by side."""
         ylabel = f"{self.measure(rows, results)}, %"
         draw_spots(self.panels(rows, results), "up and down, of a client in a round", ylabel, paths)
 
     def measure(self, rows: Sequence[Row], results: Results) -> str:
-        """What is drawn."""
+        """The label of the measure that is drawn."""
         found = [result for row in rows if (result := results.training(row))]
         return next(label for label, measure in self.measures.items() if all(map(measure, found)))
 
@@ -97,7 +97,7 @@ def _percent(record: Record) -> Sequence[float]:
 
 
 class Picture(NamedTuple):
-    """Something to be drawn."""
+    """A picture to be drawn."""
 
     name: str  # without its ending
     title: str
@@ -105,7 +105,7 @@ class Picture(NamedTuple):
 
 
 def _by_group(kinds: Mapping[str, Curves | Spots], table: Table, results: Results) -> Iterator[Picture]:
-    """Pictures of some kinds for each data set and number of clients of which something has been run."""
+    """Pictures of some kinds for each data set and number of clients with at least one run."""
     for (dataset, clients), rows in results.groups(table):
         for kind, plot in kinds.items():
             if plot.panels(rows, results):
@@ -139,13 +139,13 @@ PICTURES: Mapping[str, Callable[[Table, Results], Iterator[Picture]]] = {  # by 
 
 
 def pictures(table: Table, results: Results) -> Iterator[Picture]:
-    """All of which something has been run."""
+    """The pictures of a table for which something has been run."""
     if table.view in PICTURES:
         yield from PICTURES[table.view](table, results)
 
 
 def draw_figures(book: Book, records: Records, folder: Path) -> list[Path]:
-    """Draw every figure of which something has been run."""
+    """Draw every picture for which something has been run."""
     results, written = Results(book, records), []
     folder.mkdir(parents=True, exist_ok=True)
     for table in book.tables.values():
@@ -159,7 +159,7 @@ def draw_figures(book: Book, records: Records, folder: Path) -> list[Path]:
 def _splits(
     rows: Sequence[Row], result_of: Callable[[Row], Result | None]
 ) -> Iterator[tuple[str, list[tuple[Row, Result]]]]:
-    """Those of which something has been run: a title, and what it was."""
+    """The splits with at least one run: a title, and the rows that were run with their results."""
     for split, members in itertools.groupby(rows, lambda row: row.point["split"]):
         found = [(row, result) for row in members if (result := result_of(row)) is not None]
         if found:

@@ -1,14 +1,14 @@
 """What claims compare, by kind: each turns a cell of the paper's grid into cases, numbers that records decide.
 
 A case is computed for each seed from runs with that seed, which share partition, initial weights and sampled clients;
-only then is the mean taken. What is expected of its standard deviation:
-- *paper*: for accuracies, what the paper prints, half a digit added and summed as if runs were not paired, with the
-  four degrees of freedom of its five runs; of the same method and clients where it prints them, else the largest it
-  has for that data set and split;
-- *curves*: for rounds to a target, how far these move when one of the two methods' accuracies does, by what the paper
-  prints as above or, if that is more, by what runs of one seed differ by in their second half;
+only then is the mean taken. Its expected standard deviation is:
+- *paper*: for accuracies, what the paper prints, with half a digit added and summed as if runs were not paired, with
+  the four degrees of freedom of its five runs; that of the same method and clients if printed, otherwise the largest
+  printed for that data set and split;
+- *curves*: for rounds to a target, how far these move when one of the two methods' accuracies moves, by what the paper
+  prints (as above) or, if that is more, by how the two runs' difference varies in their second half;
 - *rounds*: for a mean over rounds, that of single rounds, as a bound;
-- *exact*: for what is no matter of chance, none.
+- *exact*: for what is not a matter of chance, zero.
 """
 
 import math
@@ -37,23 +37,23 @@ class Case(NamedTuple):
     rows: tuple[Row, ...]
     measure: Callable[[Sequence[Record]], float]
     expected: Callable[[Sequence[Record]], Sequence[Spread]]  # between seeds, by the records of one
-    printed: float | None  # the same of the paper's numbers
-    style: str  # to format the number
+    printed: float | None  # the same number from the paper's results
+    style: str  # the format of the number
 
 
 class Shelf:
-    """The rows of all experiment files by their points; not those that vary another field of the experiment."""
+    """The rows of all experiment files by their points, except those that vary another field of the experiment."""
 
     def __init__(self, book: Book) -> None:
         self.trials = [trial for table in book.tables.values() for trial in table.trials]
         all_rows = (row for table in book.tables.values() for row in table.rows)
         rows = [row for row in all_rows if len(row.point) == len(KEYS)]  # claims know nothing else
-        # Of equal points the one is kept for which the paper says most: a number, and its standard deviation.
+        # Of rows with equal points, keep the one for which the paper prints most: a number, and its standard deviation.
         rows.sort(key=lambda row: (row.paper is not None, row.paper is not None and row.paper.std is not None))
         self._rows = {tuple(row.point[key] for key in KEYS): row for row in rows}
 
     def row(self, dataset: str, clients: str, split: str, method: str) -> Row:
-        """Of a point; a claim may name only cells that some experiment file has."""
+        """The row of a point; a claim may only name cells that some experiment file has."""
         try:
             return self._rows[dataset, clients, split, method]
         except KeyError:
@@ -63,7 +63,7 @@ class Shelf:
             ) from None
 
     def std(self, row: Row) -> float | None:
-        """The standard deviation the paper prints for a cell, or the largest of the nearest for which it prints one."""
+        """The standard deviation the paper prints for a cell, or the largest printed for the cells nearest to it."""
         dataset, clients, split, method = (row.point[key] for key in KEYS)
         near = [
             (key, known.paper.std)
@@ -85,7 +85,7 @@ class Column:
     split: str
 
     def row(self, method: str) -> Row:
-        """Of a method here."""
+        """The row of a method in this column."""
         return self.shelf.row(self.dataset, self.clients, self.split, method)
 
     def __str__(self) -> str:
@@ -114,7 +114,7 @@ def rise(column: Column, *, orders: Sequence[Sequence[str]], metric: str = "best
 def growth(
     column: Column, *, one: str, others: Sequence[str], since: Mapping[str, Any], metric: str = "best"
 ) -> Iterator[Case]:
-    """How much further `one` is ahead of each of the others here than in the column that differs by `since`."""
+    """How much further ahead of each of the others `one` is here than in the column that differs by `since`."""
     start = replace(column, **since)
     for other in others:
         here, there = [(1, column.row(one)), (-1, column.row(other))], [(-1, start.row(one)), (1, start.row(other))]
@@ -122,10 +122,10 @@ def growth(
 
 
 def rounds(column: Column, *, one: str, others: Sequence[str], smooth: int, slack: float) -> Iterator[Case]:
-    """Rounds that `one` needs to a target minus those each of the others needs.
+    """Rounds that `one` needs to reach a target, minus those that each of the others needs.
 
-    The target is the lower of the two best accuracies less `slack` points, so both reach it; accuracies are running
-    means over the last `smooth` rounds, so one lucky round does not count.
+    The target is the lower of the two best accuracies less `slack` points, so that both reach it; accuracies are
+    running means over the last `smooth` rounds, so that a single lucky round does not count.
     """
 
     def curves_and_target(records: Sequence[Record]) -> tuple[list[list[float]], float]:
@@ -140,7 +140,7 @@ def rounds(column: Column, *, one: str, others: Sequence[str], smooth: int, slac
     def expected(records: Sequence[Record], rows: Sequence[Row]) -> list[Spread]:
         curves, target = curves_and_target(records)
         apart = [ours - theirs for ours, theirs in zip(*(record.accuracy for record in records), strict=True)]
-        late = apart[len(apart) // 2 :]  # how far the two are apart moves from round to round, while both hardly rise
+        late = apart[len(apart) // 2 :]  # how their distance varies from round to round, while both hardly rise
         paper = _paper_spread(column.shelf, rows)
         noise = max(statistics.stdev(late) / math.sqrt(smooth), paper.std / 100 if paper else 0.0)
         moved = [_reached(curve, min(target + noise, max(curve))) - _reached(curve, target - noise) for curve in curves]
@@ -152,7 +152,7 @@ def rounds(column: Column, *, one: str, others: Sequence[str], smooth: int, slac
 
 
 def _reached(curve: Sequence[float], target: float) -> int:
-    """The first round that is as good."""
+    """The index of the first round that reaches the target."""
     return next(i for i, accuracy in enumerate(curve) if accuracy >= target)
 
 
@@ -166,7 +166,7 @@ KINDS: dict[str, Callable[..., Iterator[Case]]] = {
 
 
 def combine(column: Column, what: str, metric_name: str, *terms: tuple[int, Row]) -> Case:
-    """Rows of a column added and subtracted by a metric."""
+    """A case that adds and subtracts a metric of rows of a column."""
     if metric_name not in METRICS:
         raise ConfigError(f"unknown metric {metric_name!r}; choose from {', '.join(METRICS)}")
     metric, signs, rows = METRICS[metric_name], [sign for sign, _ in terms], tuple(row for _, row in terms)

@@ -1,4 +1,4 @@
-"""Cases measured: a number for each seed with which all their runs were made, and the interval of its mean."""
+"""Measuring cases: a number for each seed with which all its runs were made, and the interval of their mean."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,12 +9,12 @@ from fedbat.reproduce.results import Results
 
 
 def estimate(cases: Sequence[Sequence[Case]], results: Results) -> list[list[Estimate | None]]:
-    """By cell; None where a run is missing."""
+    """The estimates of cases, by cell; None where a run is missing."""
     return [[_estimate(case, paired_runs(case, results)) for case in cell] for cell in cases]
 
 
 def paired_runs(case: Case, results: Results) -> dict[int, list[Record]]:
-    """The records of all rows of a case, by seed."""
+    """The records of all rows of a case, for the seeds that all rows have."""
     runs = [{} if (result := results.of(row)) is None else result.by_seed for row in case.rows]
     return {seed: [found[seed] for found in runs] for seed in runs[0] if all(seed in found for found in runs)}
 

@@ -1,4 +1,4 @@
-"""What a claim may measure of a record, by name."""
+"""What a claim may measure in a record, by name."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,14 +16,14 @@ from fedbat.reproduce.record import Record
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of one record, and what is known of its spread between seeds when only one was run."""
+    """A number from one record, and what is known about its spread between seeds if only one was run."""
 
     of: Callable[[Record], float]
     decimals: int = 2
     printed: bool = False  # the paper prints it
-    accuracy: bool = False  # the standard deviations the paper prints are of its kind
-    by_round: Callable[[Record], Sequence[float]] | None = None  # of which it is the mean
-    exact: bool = False  # follows from method and model; no chance in it
+    accuracy: bool = False  # the paper's standard deviations are of this kind
+    by_round: Callable[[Record], Sequence[float]] | None = None  # the values of which it is the mean
+    exact: bool = False  # follows from method and model, without any chance
 
 
 def _last_ten(record: Record) -> list[float]:
@@ -31,12 +31,12 @@ def _last_ten(record: Record) -> list[float]:
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
-    """Of each value and those before it."""
+    """For each value, the mean of up to `window` values that end there."""
     return [fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
 
 
 def weighted_error(record: Record) -> list[float]:
-    """By round, ||sent - m|| / ||m||, mean over clients and over layers weighted by their parameters."""
+    """||sent - m|| / ||m|| by round, averaged over clients and over layers weighted by their parameters."""
     configuration = record.configuration
     layout = _layout_by_name(configuration["model"], configuration["dataset"])
     sizes = {entry.name: entry.numel for entry in layout}
@@ -58,10 +58,10 @@ METRICS = {
     "best": Metric(lambda record: record.best, printed=True, accuracy=True),
     "last-ten": Metric(lambda record: record.last10, accuracy=True, by_round=_last_ten),
     "error": Metric(lambda record: fmean(weighted_error(record)), decimals=3, by_round=weighted_error),
-    # Of all that is sent, BatchNorm and header included, for each parameter of the model.
+    # Of everything that is sent, BatchNorm and header included, per parameter of the model.
     "bits": Metric(lambda record: float(record.summary["bits_per_parameter"]), exact=True),
     "compression": Metric(lambda record: 32 / record.summary["bits_per_parameter"], exact=True),
-    # Of what methods encode, for each weight they encode.
+    # Of what methods encode, per weight that they encode.
     "bits-of-weights": Metric(
         lambda record: float(record.summary["bits_per_compressed_parameter"]), decimals=4, exact=True
     ),

@@ -1,4 +1,4 @@
-"""How long a cell will take, from how long others took on the same machine."""
+"""How long a cell will take, judged by how long others took on the same machine."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 from fedbat.experiment import Experiment
 from fedbat.reproduce.record import Record
 
-# What two cells must share for one to tell of the other, best first.
+# What two cells must share for one to predict the other, best first.
 _KINDS = (
-    ("dataset", "model", "partition", "clients", "method", "down", "average"),  # each model tested takes its time
+    ("dataset", "model", "partition", "clients", "method", "down", "average"),  # each model that is tested takes time
     ("dataset", "model", "partition", "clients", "method"),
     ("dataset", "model", "clients", "method"),
     ("dataset", "model", "method"),
@@ -18,7 +18,7 @@ _KINDS = (
 
 
 class Machine(NamedTuple):
-    """What decides the speed: the processor, the arithmetic, and how many share it."""
+    """What decides the speed: the processor, the arithmetic, and how many jobs share the processor."""
 
     processor: str
     precision: str
@@ -26,7 +26,7 @@ class Machine(NamedTuple):
 
     @classmethod
     def of(cls, record: Record) -> "Machine":
-        """Where a record was made."""
+        """The machine on which a record was made."""
         engine = record.summary["engine"] or {}
         return cls(record.gpu or "cpu", engine.get("precision", ""), engine.get("jobs", "1"))
 
@@ -46,11 +46,11 @@ class Pace:
             self._seen.setdefault(_key(kind, configuration), []).append(seconds_per_round / _passes(configuration))
 
     def seconds(self, experiment: Experiment, rounds: int) -> float | None:
-        """For so many rounds; None if nothing like it ran here yet."""
+        """The seconds that so many rounds will take; None if nothing like it has run here yet."""
         configuration = vars(experiment)
         for kind in _KINDS:
             if seen := self._seen.get(_key(kind, configuration)):
-                # The least: others ran with an older engine, or beside something else. Too hopeful is soon noticed.
+                # The least: others ran on an older engine, or next to something else. Too low a guess is soon noticed.
                 return rounds * min(seen) * _passes(configuration)
         return None
 
@@ -60,5 +60,5 @@ def _key(kind: tuple[str, ...], configuration: Mapping[str, Any]) -> tuple[Any, 
 
 
 def _passes(configuration: Mapping[str, Any]) -> float:
-    """Over the whole data set in one round, by all clients together."""
+    """The passes over the whole data set in one round, by all clients together."""
     return float(configuration["epochs"] * configuration["per_round"] / configuration["clients"])

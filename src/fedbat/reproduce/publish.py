@@ -1,4 +1,4 @@
-"""Writes the small form of a run, the record."""
+"""Writes the compact form of a run, its record."""
 
 import json
 import os
@@ -14,7 +14,7 @@ _FIGURES = ("relative_error", "step", "clipped")
 
 
 def publish(run: Record, folder: Path) -> Record:
-    """Write the small form of a whole run; it appears in `folder` at once or not at all."""
+    """Write the compact form of a whole run; it appears in `folder` complete or not at all."""
     if faults := run.faults():
         raise DataError(f"{run.folder} cannot become a record: {'; '.join(faults)}")
     draft = folder.with_name(folder.name + DRAFT)
@@ -35,19 +35,19 @@ def _compact(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _telling(line: dict[str, Any]) -> dict[str, Any]:
-    """Without each client's bytes where all have as many, which sums tell, and without times nobody took."""
+    """The line without clients' bytes if all are equal, as sums tell them then, and without times nobody measured."""
     said = [key for key in ("uploads", "downloads") if len(set(line.get(key, ()))) == 1]
     unknown = [key for key in ("client_seconds",) if not any(line.get(key, ()))]
     return {key: value for key, value in line.items() if key not in [*said, *unknown]}
 
 
 def _cut_all(values: dict[str, Any]) -> dict[str, Any]:
-    """Accuracies stay as they are."""
+    """Cut floats to fewer digits; accuracies stay as they are."""
     return {name: value if name == "accuracy" else _cut(value) for name, value in values.items()}
 
 
 def _cut(value: Any) -> Any:
-    if isinstance(value, dict):  # of a model tested beside the global one
+    if isinstance(value, dict):  # of a model tested besides the global one
         return _cut_all(value)
     if isinstance(value, list):
         return [_cut(item) for item in value]

@@ -1,10 +1,10 @@
 """Records of finished runs, small enough to commit: summary.json and rounds.jsonl, one folder each.
 
-A record keeps every round of a run; floats are cut to four digits and layers stand in columns, their names in the
-summary, so that a ResNet's record takes a third of what its run wrote. Accuracies stay as they are.
+A record keeps every round of a run; floats are cut to four digits and layers are stored in columns, with their names in
+the summary, so that a ResNet's record takes a third of what its run wrote. Accuracies stay as they are.
 
-A record counts if it is whole, its summary says what its rounds say, and it lies where its configuration belongs. Newer
-ones also hold the hashes of both, which the first do not have.
+A record counts if it is whole, its summary agrees with its rounds, and it lies where its configuration belongs. Newer
+records also hold hashes of configuration and rounds, which the first ones do not have.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from fedbat.settings import show
 from fedbat.storage import DRAFT
 
 DIGITS = 4  # of floats
-_CUT = 10.0 ** (1 - DIGITS)  # by which, at most, a sum of cut figures is off
+_CUT = 10.0 ** (1 - DIGITS)  # the most by which a sum of cut figures is off
 _ROUNDING = 1e-9
 ROUNDS = "rounds.jsonl"
 
@@ -43,7 +43,7 @@ class Record:
 
     @cached_property
     def configuration(self) -> dict[str, Any]:
-        """What was run; what the experiment did not have yet when this was recorded is at its default."""
+        """What was run; fields that experiments did not have yet when this was recorded are at their defaults."""
         with self._runnable():
             return configuration(Experiment(**self.summary["config"]), self.summary["method_settings"])
 
@@ -56,12 +56,12 @@ class Record:
 
     @cached_property
     def identity(self) -> str:
-        """Of the cell this is the record of."""
+        """The identity of the cell that this is the record of."""
         return identity(self.configuration)
 
     @property
     def place(self) -> Path:
-        """Where it belongs below the results."""
+        """The folder where it belongs below the results."""
         settings = self.configuration["settings"].items()
         texts = {name: show(tuple(value) if isinstance(value, list) else value) for name, value in settings}
         with self._runnable():
@@ -69,37 +69,37 @@ class Record:
 
     @property
     def best(self) -> float:
-        """Accuracy in percent of the best round, which is what the paper reports."""
+        """The best round's accuracy in percent, which is what the paper reports."""
         return 100 * max(self.accuracy)
 
     @property
     def last10(self) -> float:
-        """Mean accuracy in percent of the last ten rounds."""
+        """The mean accuracy of the last ten rounds, in percent."""
         return 100 * sum(self.accuracy[-10:]) / len(self.accuracy[-10:])
 
     @property
     def accuracy(self) -> list[float]:
-        """By round, from 0 to 1."""
+        """Accuracy by round, from 0 to 1."""
         return [line["accuracy"] for line in self.lines]
 
     @property
     def uplink_bytes(self) -> list[int]:
-        """By round, of all clients together."""
+        """Bytes sent up by round, of all clients together."""
         return [line["uplink_bytes"] for line in self.lines]
 
     @property
     def traffic_bytes(self) -> list[int]:
-        """By round, up and down, of all clients together."""
+        """Bytes sent up and down by round, of all clients together."""
         return [line["uplink_bytes"] + line["downlink_bytes"] for line in self.lines]
 
     @property
     def total_bytes(self) -> float:
-        """Up and down, of a client and a round."""
+        """Bytes sent up and down per client and round."""
         return float(self.summary["uplink_bytes_per_client_round"] + self.summary["downlink_bytes_per_client_round"])
 
     @property
     def total_saving(self) -> float | None:
-        """Of that, against the model in float32 both ways; records from before few bits went down had it one way."""
+        """How many times less `total_bytes` is than the float32 model both ways; None if a record does not tell."""
         if "total_saving" in self.summary:
             return float(self.summary["total_saving"])
         if self.summary["config"].get("down", FULL) != FULL:
@@ -108,12 +108,12 @@ class Record:
 
     @property
     def layer_errors(self) -> list[dict[str, float]]:
-        """By round and layer, ||sent - m|| / ||m||, mean over clients; a layer that diverged has none."""
+        """||sent - m|| / ||m|| by round and layer, averaged over clients; a layer that diverged has none."""
         return [_layer_errors(line["layers"], self.summary) for line in self.lines]
 
     @property
     def seconds(self) -> float:
-        """That all rounds took together."""
+        """The seconds that all rounds took together."""
         return float(self.summary["seconds"])
 
     @property
@@ -134,14 +134,14 @@ class Record:
         return found or self._contradictions()
 
     def _contradictions(self) -> list[str]:
-        """Where its summary is not what its rounds say."""
+        """Where its summary disagrees with its rounds."""
         summary = self.summary
         try:
             told = figures_of(self.lines, summary["num_parameters"], summary["num_compressed_parameters"])
         except (KeyError, TypeError, ArithmeticError) as error:
             return [f"its rounds cannot be summed up ({error!r})"]
         told |= {"seed": self.configuration["seed"], "rounds_done": len(self.lines)}
-        if "total_bytes_per_client_round" not in summary:  # nor was it in the first records
+        if "total_bytes_per_client_round" not in summary:  # it was not in the first records
             del told["total_bytes_per_client_round"]
         return [
             f"its {name} is {summary.get(name)}, expected {value} by its rounds"
@@ -151,7 +151,7 @@ class Record:
 
 
 class Records:
-    """Whole records, to be asked for by what was run; those of toy problems beside the others."""
+    """Whole records, looked up by what was run; those of toy problems next to the others."""
 
     def __init__(
         self,
@@ -167,13 +167,13 @@ class Records:
 
     @classmethod
     def load(cls, root: Path) -> Self:
-        """All that count below a folder; what does not has to be run again."""
+        """All records below a folder that count; whatever does not has to be run again."""
         found, faults = [], {}
         for folder in (path.parent for path in sorted(root.rglob("summary.json"))):
             try:
                 if folder.suffix != DRAFT:
                     found.append(_load_valid(folder))
-            except (DataError, OSError) as error:  # another process may publish it right now
+            except (DataError, OSError) as error:  # another process may be publishing it right now
                 faults[folder.relative_to(root)] = str(error)
         return cls(tuple(found), load_trial_records(root), faults)
 
@@ -199,7 +199,7 @@ def load_record(folder: Path) -> Record:
     config = summary.get("config") if isinstance(summary, dict) else None
     if not isinstance(config, dict) or "method" not in config or "method_settings" not in summary:
         raise DataError(f"{folder} holds no record of fedbat; its summary.json has no configuration of a run")
-    summary = {"engine": None, **summary}  # nobody wrote it down at first
+    summary = {"engine": None, **summary}  # the first records do not have it
     check_summary(summary, str(folder / "summary.json"))
     num_layers = len(summary["layers"]) if "layers" in summary else None
     for number, line in enumerate(lines, start=1):
@@ -221,7 +221,7 @@ def _load_valid(folder: Path) -> Record:
 
 
 def hashes(summary: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """Of what was run, as it is written down: defaults of later versions change nothing; and of every round."""
+    """Hashes of what was run as written down, unaffected by later versions' defaults, and of its rounds."""
     return {
         "identity": identity({**summary["config"], "settings": summary["method_settings"]}),
         "rounds_sha256": hashlib.sha256((folder / ROUNDS).read_bytes()).hexdigest(),
@@ -229,7 +229,7 @@ def hashes(summary: Mapping[str, Any], folder: Path) -> dict[str, str]:
 
 
 def _layer_errors(layers: dict[str, Any], summary: dict[str, Any]) -> dict[str, float]:
-    """Of layers in columns, as a record has them, or with a report for each, as a run does."""
+    """Errors by layer, from columns of layers as in a record, or from a report for each layer as in a run."""
     if "layers" in summary:
         errors = dict(zip(summary["layers"], layers["relative_error"], strict=True))
     else:

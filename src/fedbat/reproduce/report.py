@@ -1,4 +1,4 @@
-"""RESULTS.md from the records: the paper's numbers, ours, and what separates them. Nothing in it is typed by hand."""
+"""RESULTS.md from the records: the paper's numbers, ours, and how they differ. Nothing in it is typed by hand."""
 
 import itertools
 from collections import Counter
@@ -25,7 +25,7 @@ _WORDS = ("split", "method")
 
 
 def render(book: Book, records: Records, figures: Path) -> str:
-    """The whole page; `figures` is where the pictures lie, seen from the page."""
+    """The whole page; `figures` is the path from the page to the pictures."""
     results, findings = Results(book, records), judge_all(book, records)
     known = [note.only for note in book.notes]
     open_ = [r for r in results.deviating() if not any(matches(r.row.point, only) for only in known)]
@@ -121,7 +121,7 @@ def _summary(results: Results, findings: Sequence[Finding], num_open: int) -> It
 
 
 def _anchor(title: str) -> str:
-    """Of a heading, as GitHub makes it."""
+    """The anchor of a heading, as GitHub makes it."""
     return "#" + title.lower().replace(" ", "-")
 
 

@@ -1,4 +1,4 @@
-"""Records beside the paper's numbers: means over seeds, differences, and which method is ahead of which."""
+"""Records compared with the paper's numbers: means over seeds, differences, and which method is ahead of which."""
 
 import itertools
 import statistics
@@ -11,8 +11,8 @@ from fedbat.reproduce.cells import served
 from fedbat.reproduce.record import Record, Records
 from fedbat.reproduce.tables import Book, Row, Table
 
-WITHIN = 1.0  # a point: how close to the paper counts as reproduced
-ROUNDING = 1e-9  # of differences between numbers with few decimals: 83.9 is one point from 84.9, not more
+WITHIN = 1.0  # point: how close to the paper counts as reproduced
+ROUNDING = 1e-9  # slack for differences between numbers with few decimals: 83.9 is one point from 84.9, not more
 
 
 class MeanStd(NamedTuple):
@@ -23,7 +23,7 @@ class MeanStd(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "MeanStd":
-        """Of the runs of one cell."""
+        """The mean and standard deviation over the runs of one cell."""
         return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
@@ -36,32 +36,32 @@ class Result:
 
     @cached_property
     def best(self) -> MeanStd:
-        """Of the best rounds, as the paper reports it."""
+        """The accuracy of the best rounds, as the paper reports it."""
         return MeanStd.of([record.best for record in self.records])
 
     @cached_property
     def last10(self) -> MeanStd:
-        """Of the last ten rounds."""
+        """The accuracy of the last ten rounds."""
         return MeanStd.of([record.last10 for record in self.records])
 
     @cached_property
     def averaged(self) -> MeanStd | None:
-        """Of the averaged model in the last ten rounds, if one was kept."""
+        """The accuracy of the averaged model in the last ten rounds, if one was kept."""
         return self.accuracy("averaged_last10_accuracy")
 
     @property
     def difference(self) -> float | None:
-        """From the paper, in points."""
+        """The difference from the paper, in points; None if it has no number."""
         return None if self.row.paper is None else self.best.mean - self.row.paper.accuracy
 
     @property
     def traffic(self) -> float:
-        """Bytes of a client in a round, up and down."""
+        """Bytes per client and round, up and down."""
         return statistics.fmean(record.total_bytes for record in self.records)
 
     @property
     def saving(self) -> float | None:
-        """How many times less that is than the float32 model both ways; None where the records do not tell."""
+        """How many times less that is than the float32 model both ways; None if the records do not tell."""
         known = [saving for record in self.records if (saving := record.total_saving) is not None]
         return statistics.fmean(known) if known else None
 
@@ -71,23 +71,23 @@ class Result:
         return {record.configuration["seed"]: record for record in self.records}
 
     def lead(self, other: "Result") -> float | None:
-        """How far its best rounds are above the other's, mean over the seeds that both have; None if there is none."""
+        """How far its best rounds are above the other's, averaged over the seeds both have; None if there are none."""
         shared = self.by_seed.keys() & other.by_seed.keys()
         leads = [self.by_seed[seed].best - other.by_seed[seed].best for seed in sorted(shared)]
         return statistics.fmean(leads) if leads else None
 
     def accuracy(self, figure: str) -> MeanStd | None:
-        """Of an accuracy of the summaries, in percent; None if they have none."""
+        """An accuracy from the summaries, in percent; None if they do not have it."""
         values = [100 * record.summary[figure] for record in self.records if figure in record.summary]
         return MeanStd.of(values) if values else None
 
     def mean(self, figure: str) -> float:
-        """Of a figure of the summaries."""
+        """The mean of a figure from the summaries."""
         return statistics.fmean(record.summary[figure] for record in self.records)
 
 
 class Results:
-    """Everything that was run of a book, by row."""
+    """What has been run of a book, by row."""
 
     def __init__(self, book: Book, records: Records) -> None:
         runs: dict[str, dict[int, Record]] = {}  # by seed
@@ -98,7 +98,7 @@ class Results:
             for key in others:
                 runs.setdefault(key, {}).setdefault(seed, record)
         rows = {row.identity: row for table in book.tables.values() for row in table.rows}
-        # Tables share rows; the first with the paper's number speaks for all: "fedbat", and not "fedbat phi=0.5".
+        # Tables share rows; the first with the paper's number stands for all: "fedbat", not "fedbat phi=0.5".
         tables = reversed(tuple(book.tables.values()))
         rows |= {row.identity: row for table in tables for row in reversed(table.rows) if row.paper}
         self.num_rows = len(rows)
@@ -112,15 +112,15 @@ class Results:
 
     @cached_property
     def records(self) -> tuple[Record, ...]:
-        """One for each seed, each once; a record may stand for several rows."""
+        """The records of all results, each once; a record may stand for several rows."""
         return tuple(dict.fromkeys(record for result in self.found.values() for record in result.records))
 
     def of(self, row: Row) -> Result | None:
-        """What was run of a row."""
+        """The result of a row, if it has been run."""
         return self.found.get(row.identity)
 
     def training(self, row: Row) -> Result | None:
-        """What was run of a row, or of the same training without an averaged model."""
+        """The result of a row, or of the same training without an averaged model."""
         return next((self.found[key] for key in row.cell(0).serves if key in self.found), None)
 
     def groups(self, table: Table) -> list[tuple[tuple[str, str], list[Row]]]:
@@ -128,19 +128,19 @@ class Results:
         return [(key, rows) for key, rows in table.groups() if any(map(self.of, rows))]
 
     def compared(self) -> list[Result]:
-        """Those for which the paper has a number."""
+        """The results for which the paper has a number."""
         return [result for result in self.found.values() if result.row.paper is not None]
 
     def close(self) -> list[Result]:
-        """The compared ones that are at most a point off."""
+        """The compared results that are at most a point off."""
         return [result for result in self.compared() if not _further(result, WITHIN)]
 
     def deviating(self) -> list[Result]:
-        """The compared ones that are further off than a point and than twice the paper's standard deviation."""
+        """The compared results that are off by more than a point and more than twice the paper's standard deviation."""
         return [result for result in self.compared() if _further(result, _tolerance(result))]
 
     def columns(self) -> list[dict[str, Result]]:
-        """The compared ones by method, for each data set, number of clients and split."""
+        """The compared results by method, for each data set, number of clients and split."""
         found: dict[tuple[str, ...], dict[str, Result]] = {}
         for result in self.compared():
             point = result.row.point
@@ -157,7 +157,7 @@ class Orderings(NamedTuple):
 
 
 def orderings(columns: Iterable[dict[str, Result]], apart: float = 0.0) -> Orderings:
-    """Over the pairs that the paper puts more than `apart` points apart."""
+    """Count the pairs that the paper puts more than `apart` points apart."""
     agree, total = 0, 0
     for column in columns:
         for a, b in itertools.combinations(column.values(), 2):

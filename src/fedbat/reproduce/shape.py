@@ -1,4 +1,4 @@
-"""What the files of a record must hold to be read at all; whether it is whole, and true, is another matter."""
+"""What the files of a record must hold to be readable at all; whether it is whole, and true, is checked elsewhere."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,12 +27,12 @@ _LINE = {
 
 
 def check_summary(summary: Mapping[str, Any], where: str) -> None:
-    """DataError for one that cannot be read."""
+    """Raise DataError for a summary that cannot be used."""
     _check(summary, _SUMMARY if "layers" not in summary else _SUMMARY | {"layers": (list,)}, where)
 
 
 def check_line(line: Any, num_layers: int | None, where: str) -> None:
-    """DataError for a round that cannot be read; its layers stand in columns of that length, or each by itself."""
+    """Raise DataError for a round that cannot be used; layers are columns of this length, or reports if it is None."""
     _check(line, _LINE, where)
     layers = line["layers"]
     if num_layers is None:

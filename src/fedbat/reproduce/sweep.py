@@ -1,7 +1,7 @@
-"""Runs cells until all have their records or the time is up. May be killed and started again at any moment.
+"""Runs cells until all have their records or time is up. May be killed and started again at any moment.
 
-A cell is run in a working folder with checkpoints and published when it is whole. A lock on that folder keeps two
-processes from the same cell, so any number of sweeps may work on one list, each with any number of workers.
+A cell is run in a working folder with checkpoints, and published when it is whole. A lock for that folder keeps other
+processes off the cell, so any number of sweeps may work on one list, each with any number of workers.
 """
 
 import gc
@@ -34,8 +34,8 @@ from fedbat.reproduce.record import Records, load_record
 from fedbat.run import run_recorded
 from fedbat.simulation import Round
 
-_MEASURED = 5  # rounds that tell how fast a cell is; the first of them records CUDA graphs and does not count
-_MARGIN = 1.1  # runs of a kind differ by this much
+_MEASURED = 5  # rounds from which a cell's speed is judged; the first records CUDA graphs and does not count
+_MARGIN = 1.1  # runs of the same kind differ by this factor
 _START = 5.0  # seconds from one cell to the next: data, model, checkpoint
 _SAY_EVERY = 15.0  # seconds
 
@@ -67,14 +67,14 @@ Fate = Literal["done", "run", "unfinished", "waiting", "failed"]
 class Outcome:
     """What became of the cells."""
 
-    done: list[Cell] = field(default_factory=list)  # have had their records before
+    done: list[Cell] = field(default_factory=list)  # had their records before
     run: list[Cell] = field(default_factory=list)
     unfinished: list[Cell] = field(default_factory=list)  # begun, to be continued
     waiting: list[Cell] = field(default_factory=list)  # not begun: no time, or another sweep has them
     failed: list[Cell] = field(default_factory=list)
 
     def add(self, fate: Fate, cell: Cell) -> None:
-        """One more."""
+        """Note what became of a cell."""
         getattr(self, fate).append(cell)
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class Outcome:
 
 
 class _TooSlow(Exception):
-    """A cell that turned out not to end in time."""
+    """Raised when it turns out that a cell cannot end in time."""
 
 
 def sweep(cells: Sequence[Cell], settings: Settings, say: Callable[[str], None]) -> Outcome:
@@ -94,14 +94,14 @@ def sweep(cells: Sequence[Cell], settings: Settings, say: Callable[[str], None])
     hand.say_progress()
     fates = list(_fates(hand))
     for index, (cell, fate) in enumerate(zip(pending, fates, strict=True)):
-        # Who had a cell a while ago may be through with it by now, or dead.
+        # Whoever had a cell a while ago may have finished it by now, or be dead.
         outcome.add(fate or hand.attempt(index) or "waiting", cell)
     say(str(outcome))
     return outcome
 
 
 def _fates(hand: "_Hand") -> Iterator[Fate | None]:
-    """What becomes of the cells, in this process or in several; None of one that another sweep has."""
+    """Run the cells, in this process or in several; yields the fate of each, None for one that another sweep has."""
     num_workers = min(hand.settings.jobs, len(hand.pending))
     if num_workers <= 1:
         yield from map(hand.attempt, range(len(hand.pending)))
@@ -119,27 +119,27 @@ def _fates(hand: "_Hand") -> Iterator[Fate | None]:
 
 @dataclass(frozen=True)
 class _Hand:
-    """What cells are run by; each process has its own."""
+    """Runs cells; each process has its own."""
 
     pending: Sequence[Cell]
-    num_done: int  # beside them
+    num_done: int  # cells that are done, not among `pending`
     settings: Settings
     pace: Pace
     say: Callable[[str], None]
 
     def itself(self) -> "_Hand":
-        """For a worker, who gets a copy."""
+        """This hand, for a worker to hold a copy."""
         return self
 
     def say_progress(self) -> None:
-        """Of the whole sweep: other processes run cells of this list, too."""
+        """Report the whole sweep's progress: other processes run cells of this list, too."""
         left = [cell for cell in self.pending if not _is_recorded(cell, self.settings)]
         total = self.num_done + len(self.pending)
         time_left = f", {_left(left, self.pace, self.settings)}" if left else ""
         self.say(f"{total - len(left)} of {total} cells done{time_left}")
 
     def attempt(self, index: int) -> Fate | None:
-        """What becomes of one of the cells; None if another process has it."""
+        """Run one of the cells; returns its fate, None if another process has it."""
         cell = self.pending[index]
         with _claimed(self.settings.work / cell.folder) as mine:
             fate = _attempt(cell, self.settings, self.pace, self.say) if mine else None
@@ -148,7 +148,7 @@ class _Hand:
         return fate
 
     def attempt_or_die(self, index: int) -> Fate | None:
-        """The same in a worker: what nobody foresaw, such as a GPU out of memory, costs it and not the sweep."""
+        """The same in a worker: unforeseen errors, such as a GPU out of memory, end the worker and not the sweep."""
         try:
             return self.attempt(index)
         except FedbatError:
@@ -162,7 +162,7 @@ def _attempt(cell: Cell, settings: Settings, pace: Pace, say: Callable[[str], No
     """Begin or continue a cell if there is time for it, and publish what is whole."""
     folder, target = settings.work / cell.folder, settings.results / cell.folder
     if _is_recorded(cell, settings):
-        return "done"  # by another process, since this one looked
+        return "done"  # by another process, since this one last looked
     rounds = _rounds_left(cell, settings)
     seconds = pace.seconds(cell.experiment, rounds)
     if time.monotonic() + _START + _MARGIN * (seconds or 0) > settings.deadline:
@@ -184,7 +184,7 @@ def _attempt(cell: Cell, settings: Settings, pace: Pace, say: Callable[[str], No
 
 
 def _ends(cell: Cell, folder: Path, settings: Settings, pace: Pace, say: Callable[[str], None]) -> bool:
-    """Run until the last round or the deadline; whether it was the last round."""
+    """Run a cell until its last round or the deadline; whether it got to the last round."""
     federation = prepare(cell.experiment, data=_data(cell.experiment.dataset))
     engine = make_engine(federation, settings.engine, settings.device, cast(Precision, settings.precision))
     watch = _Watch(cell, settings.deadline, pace, say)
@@ -206,11 +206,11 @@ def _ends(cell: Cell, folder: Path, settings: Settings, pace: Pace, say: Callabl
     finally:
         engine.close()
         del engine, federation
-        gc.collect()  # models and graphs of this cell hold each other; the next one needs their memory
+        gc.collect()  # models and graphs of this cell refer to each other; the next cell needs their memory
 
 
 class _Watch:
-    """Follows a running cell: says how it does, and stops it once it is clear that it cannot end in time."""
+    """Watches a running cell: reports its progress, and stops it once it is clear that it cannot end in time."""
 
     def __init__(self, cell: Cell, deadline: float, pace: Pace, say: Callable[[str], None]) -> None:
         self._cell, self._deadline, self._pace, self._say = cell, deadline, pace, say
@@ -231,13 +231,13 @@ class _Watch:
             raise _TooSlow
 
 
-@lru_cache(maxsize=1)  # the cells of a data set follow each other
+@lru_cache(maxsize=1)  # the cells of one data set come one after the other
 def _data(name: str) -> Dataset:
     return load_dataset(name)
 
 
 def _claimed(folder: Path) -> AbstractContextManager[bool]:
-    """Whether this process may have the cell, its folder's removal included."""
+    """A context that tells whether this process may have the cell, its folder's removal included."""
     return holding(folder.with_name(folder.name + ".lock"))
 
 
@@ -249,7 +249,7 @@ def _rounds_left(cell: Cell, settings: Settings) -> int:
     folder = settings.work / cell.folder
     try:
         return cell.experiment.num_rounds - (int(read_summary(folder)["rounds_done"]) if is_begun(folder) else 0)
-    except (DataError, KeyError, TypeError, ValueError):  # which is told when the cell's turn comes
+    except (DataError, KeyError, TypeError, ValueError):  # reported when the cell's turn comes
         return cell.experiment.num_rounds
 
 

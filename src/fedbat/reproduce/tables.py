@@ -1,4 +1,4 @@
-"""Experiment files: what each table and figure of the paper consists of, and the paper's own numbers beside it."""
+"""Experiment files: what each table and figure of the paper consists of, along with the paper's own numbers."""
 
 import csv
 import dataclasses
@@ -17,13 +17,13 @@ from fedbat.reproduce.entries import changes_of, check_keys, read_toml
 from fedbat.reproduce.theory.trials import Trial, read_trials
 from fedbat.settings import show
 
-KEYS = ("dataset", "clients", "split", "method")  # every grid has these, and may vary fields of the experiment
+KEYS = ("dataset", "clients", "split", "method")  # every grid has these, and may also vary fields of the experiment
 VIEWS = ("table", "curves", "traffic", "differences", "theory")  # what RESULTS.md makes of a file
-ALL = "all"  # the order file's name on the command line
+ALL = "all"  # what the cells of order.toml are called on the command line
 PROTOCOL = "authors"  # the one that reproduces the paper's numbers
-_NO_PROTOCOLS = {PROTOCOL: {"title": "as the files say"}}  # in a folder without protocols.toml
+_NO_PROTOCOLS = {PROTOCOL: {"title": "as the files say"}}  # for a folder without protocols.toml
 
-Point = Mapping[str, str]  # a value for each key of a grid, in the paper's words
+Point = Mapping[str, str]  # a value for each key of a grid, in the paper's terms
 
 
 class Number(NamedTuple):
@@ -35,16 +35,16 @@ class Number(NamedTuple):
 
 @dataclass(frozen=True)
 class Protocol:
-    """What the paper's words stand for."""
+    """What the paper's terms stand for."""
 
     name: str
     title: str
     partition: Mapping[str, str]  # by split
-    model: Mapping[str, str]  # by data set, where it is not the usual one
+    model: Mapping[str, str]  # by data set, if it is not the default one
     settings: Mapping[str, Mapping[str, str]]  # by method
 
     def experiment(self, point: Point, fixed: Mapping[str, Any], seed: int) -> Experiment:
-        """What is run for a point of a grid; a method may carry settings: "fedbat rho=4"."""
+        """The experiment for a point of a grid; a method may come with settings: "fedbat rho=4"."""
         method, changes = changes_of(point["method"])
         split = self.partition.get(point["split"], point["split"])
         if split not in PARTITIONS and ":" not in split:
@@ -64,7 +64,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: a point of its grid and the paper's number for it."""
+    """One row of a table: a point of its grid and the paper's number for it."""
 
     point: Point
     paper: Number | None
@@ -72,17 +72,17 @@ class Row:
     fixed: Mapping[str, Any]  # fields of the experiment that the file sets
 
     def cell(self, seed: int) -> Cell:
-        """This line with a seed."""
+        """The cell of this row with a seed."""
         return Cell(self.protocol.experiment(self.point, self.fixed, seed))
 
     @cached_property
     def identity(self) -> str:
-        """Of the line, whatever the seed."""
+        """The identity of the row, whatever the seed."""
         return self.cell(0).identity
 
 
 class Grid(NamedTuple):
-    """Every combination of some values."""
+    """Every combination of some keys' values."""
 
     about: str | None
     keys: tuple[str, ...]  # the last one varies fastest
@@ -102,7 +102,7 @@ class Table:
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
-        """Of all grids; those of a data set, number of clients and split stand together, then those of a method."""
+        """The rows of all grids; those of a data set, number of clients and split stand together, ordered by method."""
         rows = [row for grid in self.grids for row in grid.rows]
         columns = list(dict.fromkeys(map(_column, rows)))
         methods = list(dict.fromkeys(row.point["method"] for row in rows))
@@ -119,7 +119,7 @@ class Table:
 
 
 class Part(NamedTuple):
-    """Some cells of the order in which everything is worth running."""
+    """Some cells in the order in which everything is best run."""
 
     table: str
     seeds: list[int]
@@ -142,16 +142,16 @@ class Book:
     order: tuple[Part, ...]
     notes: tuple[Note, ...]
     protocol: Protocol
-    data: Mapping[str, str]  # what is to be known of a data set, in words
+    data: Mapping[str, str]  # what there is to know about a data set, in words
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
-        """By which cells may be chosen."""
+        """The keys by which cells may be chosen."""
         keys = (key for table in self.tables.values() for grid in table.grids for key in grid.keys)
         return tuple(dict.fromkeys((*KEYS, *keys)))
 
     def cells(self, name: str, seeds: Sequence[int] | None, only: Mapping[str, str]) -> list[Cell]:
-        """The cells of a table, or of all in their order, each once; `seeds` None means those of the order, or 0."""
+        """The cells of a table, or all in their order, each once; if `seeds` is None, those of the order, or 0."""
         if name != ALL and name not in self.tables:
             raise ConfigError(f"unknown experiment {name!r}; choose from {', '.join([*self.tables, ALL])}")
         self.check(only)
@@ -174,7 +174,7 @@ class Book:
         return list({cell.identity: cell for cell in found}.values())
 
     def trials(self, name: str, seeds: Sequence[int] | None, only: Mapping[str, str]) -> list[Trial]:
-        """The trials of a table, or of all; they have no data set, split or method to be chosen by."""
+        """The trials of a table, or all; they have no data set, split or method to be chosen by."""
         names = [part.table for part in self.order] if name == ALL else [name]
         found = dict.fromkeys(trial for table in names for trial in self.tables[table].trials)
         return [trial for trial in found if not only and (seeds is None or trial.seed in seeds)]
@@ -196,7 +196,7 @@ def matches(point: Point, only: Mapping[str, str]) -> bool:
 
 
 def load_book(folder: Path, protocol: str = PROTOCOL) -> Book:
-    """Read every experiment file, with the paper's words as `protocol` takes them."""
+    """Read every experiment file, taking the paper's terms as `protocol` does."""
     files = {path.stem: read_toml(path) for path in sorted(folder.glob("*.toml"))}
     if not files:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What methods reach by what they send, up and down: a section of RESULTS.md."""
+"""What methods reach against what they send, up and down: a section of RESULTS.md."""
 
 from collections.abc import Iterator
 

@@ -13,7 +13,7 @@ _SAYS = {True: "for", False: "against", None: "open"}
 
 
 def claim_row(finding: Finding) -> list[str]:
-    """A finding under HEADER."""
+    """A finding as a row under HEADER."""
     claim = finding.claim
     start = [claim.id, claim.text, claim.where, str(finding.verdict)]
     if claim.tests:
@@ -34,12 +34,12 @@ def claim_lines(finding: Finding) -> list[str]:
 
 
 def evidence_rows(finding: Finding) -> list[list[str]]:
-    """What has been measured of a finding, under EVIDENCE."""
+    """What has been measured for a finding, as rows under EVIDENCE."""
     return [_evidence(measured, measured.estimate) for measured in finding.measured if measured.estimate is not None]
 
 
 def missing(finding: Finding) -> int:
-    """Comparisons that wait for records."""
+    """The number of comparisons that wait for records."""
     return sum(measured.estimate is None for measured in finding.measured)
 
 
@@ -55,7 +55,7 @@ def _tally(finding: Finding) -> list[int]:
 
 
 def _deciding(finding: Finding) -> str:
-    """The comparison the verdict hangs on, or their mean."""
+    """The comparison on which the verdict depends, or the mean of all."""
     estimate = finding.deciding
     if estimate is None:
         return ""
@@ -81,6 +81,6 @@ def _evidence(measured: Measured, estimate: Estimate) -> list[str]:
 
 
 def show_interval(estimate: Estimate, style: str) -> str:
-    """At the level that is shown everywhere."""
+    """An estimate's interval, at the level that is shown everywhere."""
     low, high = estimate.interval()
     return f"[{low:{style}}, {high:{style}}]" if math.isfinite(high - low) else "[unknown]"

@@ -1,1 +1,1 @@
-"""Which method, how many bits each way: the figures of docs/choosing.md and the width docs/downlink.md recommends."""
+"""Which method, and how many bits each way: figures for docs/choosing.md, and the width docs/downlink.md recommends."""

@@ -1,4 +1,4 @@
-"""What a user can choose, by the records there are (a method, a way down), and what one choice gains on another."""
+"""What a user can choose (a method, a way down), as far as recorded, and what one choice gains over another."""
 
 import itertools
 import statistics
@@ -11,21 +11,21 @@ from fedbat.reproduce.record import Record
 from fedbat.reproduce.results import ROUNDING, WITHIN, Result, Results
 from fedbat.reproduce.tables import Book, Row
 
-TABLES = ("traffic", "table1", "table5")  # whose rows are choices, where they are about the first one's places
-TOLERANCE = 0.5  # points that few bits may cost on average over places,
+TABLES = ("traffic", "table1", "table5")  # whose rows are choices; those of the others count at the places of the first
+TOLERANCE = 0.5  # points that fewer bits may cost on average over places,
 NOWHERE = WITHIN  # and at any one of them
 _AVERAGED = "averaged_last10_accuracy"
 
 
 class Choice(NamedTuple):
-    """How the model travels."""
+    """How updates and the model travel."""
 
     method: str  # with its settings, as in "fedbat bits=2"
     down: str = FULL
 
 
 class Place(NamedTuple):
-    """Where it was tried."""
+    """Where a choice was tried."""
 
     dataset: str
     clients: str
@@ -34,28 +34,28 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Compared:
-    """What a choice gains on another, in points, wherever both were run."""
+    """What one choice gains over another, in points, wherever both were run."""
 
     points: Mapping[Place, float]
 
     @property
     def mean(self) -> float:
-        """Over all places."""
+        """The mean over all places."""
         return statistics.fmean(self.points.values())
 
     @property
     def worst(self) -> Place:
-        """Where it loses most."""
+        """The place where the choice loses most."""
         return min(self.points, key=lambda place: self.points[place])
 
     @property
     def within(self) -> bool:
-        """Whether that is little enough."""
+        """Whether the choice costs little enough."""
         return costs_little(self.points.values())
 
 
 class Choices:
-    """Everything that was run of them."""
+    """The choices planned and run at each place."""
 
     def __init__(self, book: Book, results: Results) -> None:
         tables = [book.tables[name] for name in TABLES]
@@ -70,35 +70,35 @@ class Choices:
                 self.found[_place(row)].setdefault(_choice(row), result)
 
     def datasets(self) -> dict[tuple[str, str], list[Place]]:
-        """Places by data set and number of clients."""
+        """The places by data set and number of clients."""
         by: dict[tuple[str, str], list[Place]] = {}
         for place in self.places:
             by.setdefault((place.dataset, place.clients), []).append(place)
         return by
 
     def splits(self) -> list[str]:
-        """Of all places."""
+        """The splits of all places."""
         return list(dict.fromkeys(place.split for place in self.places))
 
     def of_split(self, split: str) -> list[Result]:
-        """All choices of the first table that were run on it."""
+        """The results of all choices of the first table that were run on a split."""
         places = [place for place in self.places if place.split == split]
         planned = ((place, choice) for place in places for choice in self.planned[place])
         return [self.found[place][choice] for place, choice in planned if choice in self.found[place]]
 
     def of(self, choice: Choice, places: Sequence[Place]) -> list[Result]:
-        """What was run of a choice."""
+        """The results of a choice at these places."""
         return [result for place in places if (result := self.found[place].get(choice))]
 
     def listed(self, places: Sequence[Place]) -> list[Choice]:
-        """Those with a record at one of these places, in the order of the tables, then from many bits down to few."""
+        """The choices with a record at one of these places, in the tables' order, then from many bits down to few."""
         found = list(dict.fromkeys(choice for place in places for choice in self.found[place]))
         planned = list(dict.fromkeys(choice for place in places for choice in self.planned[place]))
         methods = list(dict.fromkeys(choice.method for choice in [*planned, *found]))
         return sorted(found, key=lambda choice: (methods.index(choice.method), list(DOWNLINKS).index(choice.down)))
 
     def compare(self, one: Choice, other: Choice, split: str | None = None) -> Compared:
-        """Differences between runs of the same seed, mean over seeds, at every place or those of a split."""
+        """Differences between runs of the same seed, averaged over seeds, at every place or at those of a split."""
         points = {}
         for place in self.places:
             a, b = (self.found[place].get(choice) for choice in (one, other))
@@ -110,12 +110,12 @@ class Choices:
 
 
 def costs_little(points: Collection[float]) -> bool:
-    """On average and at the worst of them."""
+    """Whether these differences are small enough, both on average and at worst."""
     return statistics.fmean(points) >= -TOLERANCE - ROUNDING and min(points) >= -NOWHERE - ROUNDING
 
 
 def fewest_bits(tried: Mapping[str, Compared]) -> str | None:
-    """The last, from many bits to few, before one that costs too much; only of those tried wherever any was."""
+    """The last, from many bits to few, before one that costs too much; only those tried wherever any was count."""
     everywhere = {place for compared in tried.values() for place in compared.points}
     whole = {name: compared for name, compared in tried.items() if everywhere and compared.points.keys() == everywhere}
     good = list(itertools.takewhile(lambda name: whole[name].within, whole))
@@ -123,7 +123,7 @@ def fewest_bits(tried: Mapping[str, Compared]) -> str | None:
 
 
 def _differences(one: Result, other: Result) -> list[float]:
-    """By seed, of the averaged model's last ten rounds, which chance moves least; of the model's if a run kept none."""
+    """By seed, differences in the averaged model's last ten rounds, which vary least; the model's if none is kept."""
     pairs = [(record, other.by_seed[seed]) for seed, record in one.by_seed.items() if seed in other.by_seed]
     averaged = all(_AVERAGED in record.summary for pair in pairs for record in pair)
     return [_last_ten(a, averaged) - _last_ten(b, averaged) for a, b in pairs]

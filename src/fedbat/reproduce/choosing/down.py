@@ -1,4 +1,4 @@
-"""How many bits down: the width that measurements bear out."""
+"""How many bits down: the width that the measurements support."""
 
 import statistics
 from collections.abc import Iterator
@@ -18,19 +18,19 @@ from fedbat.reproduce.choosing.choices import (
 from fedbat.reproduce.choosing.words import NOT_YET, coverage, kilobytes, num_bytes, paragraph, signed, where
 from fedbat.reproduce.markdown import table
 
-TRIED_ON = "fedbat"  # the method that goes with every width
+TRIED_ON = "fedbat"  # the method run with every width
 SNAPSHOTS = [str(width) for width in sorted(WIDTHS, reverse=True)]
-ANY = "4"  # shown as long as none is recommended
+ANY = "4"  # shown as long as no width is recommended
 RULE = f"at most {TOLERANCE:g} points on average and {NOWHERE:g} point on any split"
 
 
 def recommended_width(choices: Choices) -> str | None:
-    """Of a snapshot; none before every kind of split was tried, for where labels are not skewed all cost little."""
+    """The recommended snapshot width; None until every kind of split was tried: on unskewed labels all cost little."""
     return None if _untried(choices) else fewest_bits(_by_width(choices))
 
 
 def width(choices: Choices) -> Iterator[str]:
-    """The recommendation, a paragraph."""
+    """The recommendation, as a paragraph."""
     most = max(_by_width(choices).values(), key=lambda compared: len(compared.points))
     best = recommended_width(choices)
     if not most.points:
@@ -58,7 +58,7 @@ def width(choices: Choices) -> Iterator[str]:
 
 
 def widths(choices: Choices) -> Iterator[str]:
-    """What each way down costs, beside 32 bits, and what it sends."""
+    """A table of what each way down costs compared with 32 bits, and what it sends."""
     datasets = choices.datasets()
     rows = []
     for way in (*SNAPSHOTS, FOLLOW):
@@ -78,7 +78,7 @@ def _by_width(choices: Choices) -> dict[str, Compared]:
 
 
 def _untried(choices: Choices) -> list[str]:
-    """Kinds of split that no width was tried on."""
+    """The kinds of split on which no width was tried."""
     tried = {place.split for compared in _by_width(choices).values() for place in compared.points}
     return [split for split in dict.fromkeys(place.split for place in choices.places) if split not in tried]
 
@@ -94,7 +94,7 @@ def _others(choices: Choices, way: str) -> str:
 
 
 def _for_others(choices: Choices, best: str) -> str:
-    """A sentence, where the width that does for FedBAT costs other methods too much."""
+    """A sentence for when the width that suits FedBAT costs other methods too much."""
     points = _points_of_others(choices, best)
     if not points or costs_little(points.values()):
         return ""

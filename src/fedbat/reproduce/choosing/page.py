@@ -1,4 +1,4 @@
-"""The blocks of the pages that tell which method and how many bits, by name."""
+"""The blocks, by name, of the pages that say which method and how many bits to choose."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -13,18 +13,18 @@ from fedbat.reproduce.record import Records
 from fedbat.reproduce.results import Results
 from fedbat.reproduce.tables import Book
 
-SMALL = "--clients 20 --per-round 5 --rounds 10 --epochs 2"  # on the bundled images: a minute or so
+SMALL = "--clients 20 --per-round 5 --rounds 10 --epochs 2"  # takes about a minute on the bundled images
 
 
 def blocks(book: Book, records: Records, folder: Path) -> dict[str, str]:
-    """By name, from the records of runs and, in their folder, what was measured of the engine on a GPU."""
+    """The blocks by name, from the records of runs and from the engine's measurements on a GPU in their folder."""
     choices = Choices(book, Results(book, records))
     made = {name: make(choices) for name, make in BLOCKS.items()} | {"costs": _costs(folder / "cuda" / "ratio.json")}
     return {name: "\n".join(lines) for name, lines in made.items()}
 
 
 def _commands(choices: Choices) -> Iterator[str]:
-    """To run a choice in the simulation."""
+    """Commands that run a choice in the simulation."""
     best = recommended_width(choices)
     down = best or ANY
     yield from [
@@ -42,7 +42,7 @@ def _commands(choices: Choices) -> Iterator[str]:
 
 
 def _flower(choices: Choices) -> Iterator[str]:
-    """The same there."""
+    """The same choices in Flower."""
     down = recommended_width(choices) or ANY
     yield from [
         "```python",
@@ -54,7 +54,7 @@ def _flower(choices: Choices) -> Iterator[str]:
 
 
 def _costs(path: Path) -> Iterator[str]:
-    """Of a FedBAT round, in FedAvg's, on a GPU."""
+    """What a FedBAT round costs on a GPU, relative to a FedAvg round."""
     if not path.is_file():
         yield f"On a GPU: {NOT_YET}."
         return

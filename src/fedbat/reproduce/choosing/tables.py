@@ -1,4 +1,4 @@
-"""Every choice with what it reaches and sends, and the seconds that takes on a link."""
+"""Every choice with what it reaches and sends, and the seconds that sending takes on a link."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ LINKS = (Rate(up=1, down=10), Rate(up=10, down=50), Rate(up=100, down=100))  # M
 
 
 def every_choice(choices: Choices) -> Iterator[str]:
-    """A table for each data set; what was planned and has no record is named below it."""
+    """A table for each data set; planned choices without a record are named below it."""
     for (dataset, clients), places in choices.datasets().items():
         rows = []
         for choice in choices.listed(places):
@@ -34,7 +34,7 @@ def every_choice(choices: Choices) -> Iterator[str]:
 
 
 def transfer(choices: Choices) -> Iterator[str]:
-    """Seconds a client's round spends on the link."""
+    """A table of the seconds that one client's round spends on links."""
     shown = [Choice("fedavg"), *(Choice("fedbat", down) for down in (FULL, recommended_width(choices) or ANY, FOLLOW))]
     rows = []
     for places in choices.datasets().values():
@@ -58,7 +58,7 @@ def _about(choices: Choices, places: Sequence[Place]) -> str:
 
 
 def _traffic(results: Sequence[Result]) -> list[str]:
-    """Up, down, both, and how many times less that is than float32 both ways."""
+    """Kilobytes up, down and both, and how many times less that is than float32 both ways."""
     sizes = [num_bytes(results, "up"), num_bytes(results, "down"), statistics.fmean(r.traffic for r in results)]
     savings = [result.saving for result in results if result.saving is not None]
     return [*map(kilobytes, sizes), f"{statistics.fmean(savings):.1f}x" if savings else ""]

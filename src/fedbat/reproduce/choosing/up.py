@@ -1,4 +1,4 @@
-"""How many bits up, and of which method, by how skewed labels are."""
+"""How many bits up, and with which method, depending on how skewed labels are."""
 
 import statistics
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ BITS = {"4": Choice("fedbat bits=4"), "2": Choice("fedbat bits=2"), "1": OURS}
 
 
 def uplink(choices: Choices) -> Iterator[str]:
-    """A line for each split, then what every method loses against FedAvg, all with 32 bits down."""
+    """A line for each split, then what every method loses against FedAvg, always with 32 bits down."""
     for split in choices.splits():
         yield paragraph(f"{split}: {_fewest(choices, split)}", "- ")
     yield ""
@@ -29,7 +29,7 @@ def uplink(choices: Choices) -> Iterator[str]:
 
 
 def swings(choices: Choices) -> Iterator[str]:
-    """How far the best round stands above the last ten, and the averaged model above the model."""
+    """A table of how far the best round is above the last ten, and the averaged model above the model."""
     rows = []
     for split in choices.splits():
         results = choices.of_split(split)
@@ -43,7 +43,7 @@ def swings(choices: Choices) -> Iterator[str]:
 
 
 def _fewest(choices: Choices, split: str) -> str:
-    """How many bits FedBAT needs there."""
+    """How many bits FedBAT needs on a split."""
     tried = {bits: choices.compare(choice, BASE, split) for bits, choice in BITS.items()}
     measured = {bits: found for bits, found in tried.items() if found.points}
     left = [plural(bits) for bits in reversed(tried) if bits not in measured]
@@ -58,7 +58,7 @@ def _fewest(choices: Choices, split: str) -> str:
 
 
 def _one_bit(choices: Choices, methods: list[Choice]) -> Iterator[str]:
-    """Which one-bit method is ahead."""
+    """A sentence that ranks the one-bit methods."""
     ours = choices.compare(OURS, BASE).points.keys()
     means = {}
     for choice in methods:

@@ -1,4 +1,4 @@
-"""How choices, places and what was measured of them are written."""
+"""How choices, places and their measurements are written."""
 
 import statistics
 import textwrap
@@ -12,12 +12,12 @@ NOT_YET = "not measured yet"
 
 
 def where(place: Place) -> str:
-    """A place in a column's head or in brackets."""
+    """A place, for a column's header or in parentheses."""
     return f"{place.dataset} {place.split}"
 
 
 def coverage(tried: Sequence[Place], planned: Sequence[Place]) -> str:
-    """On how much it rests."""
+    """How many of the planned splits were tried."""
     if len(tried) == len(planned):
         return f"measured on all {len(planned)} splits"
     return f"so far measured on {len(tried)} of {len(planned)} splits ({', '.join(map(where, tried))})"
@@ -29,37 +29,37 @@ def plural(bits: str) -> str:
 
 
 def travels(choice: Choice, results: Sequence[Result]) -> list[str]:
-    """Method, bits up and bits down; up as they were packed."""
+    """Method, bits up and bits down; those up as packed."""
     return [f"`{choice.method}`", bits_up(results), "1, follow" if choice.down == FOLLOW else choice.down]
 
 
 def bits_up(results: Sequence[Result]) -> str:
-    """For each weight that is compressed."""
+    """Bits up for each weight that is compressed."""
     return f"{mean(results, 'bits_per_compressed_parameter'):.3g}"
 
 
 def mean(results: Sequence[Result], figure: str) -> float:
-    """Of a figure of the summaries, over places."""
+    """The mean of a figure of the summaries, over places."""
     return statistics.fmean(result.mean(figure) for result in results)
 
 
 def num_bytes(results: Sequence[Result], way: str) -> float:
-    """That go up or down, for a client and a round."""
+    """The bytes that go up or down per client and round."""
     return mean(results, f"{way}link_bytes_per_client_round")
 
 
 def kilobytes(value: float) -> str:
-    """Without a unit, for columns."""
+    """A number of bytes in kB, without the unit, for columns."""
     return f"{value / 1e3:,.0f}"
 
 
 def signed(points: float) -> str:
-    """A difference; nothing is neither more nor less."""
+    """A difference with its sign; zero is never negative."""
     return f"{round(points, 2) + 0.0:+.2f}"
 
 
 def accuracies(result: Result | None) -> str:
-    """Best round / last ten / last ten of the averaged model."""
+    """Accuracies: best round / last ten / last ten of the averaged model."""
     if result is None:
         return ""
     found = [result.best, result.last10, result.averaged]
@@ -67,7 +67,7 @@ def accuracies(result: Result | None) -> str:
 
 
 def several(choices: Sequence[Choice]) -> str:
-    """Some choices, by method."""
+    """Some choices in words, by method."""
     by: dict[str, list[str]] = {}
     for choice in choices:
         by.setdefault(choice.method, []).append(choice.down)
@@ -75,5 +75,5 @@ def several(choices: Sequence[Choice]) -> str:
 
 
 def paragraph(text: str, item: str = "") -> str:
-    """In lines of a page; an item of a list begins with its mark."""
+    """Text in lines for a page; a list item begins with its mark."""
     return textwrap.fill(text, 120, initial_indent=item, subsequent_indent=" " * len(item), break_on_hyphens=False)

@@ -1,1 +1,1 @@
-"""The theorems on toy problems: pure toys and bounds, trials that measure them, records, and their section."""
+"""The theorems on toy problems: pure toys and bounds, trials that measure them, their records, and their section."""

@@ -1,4 +1,4 @@
-"""What claims say of trials, by kind: a number of each with its interval over runs."""
+"""What claims say about trials, by kind: a number from each trial, with its interval over runs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -28,22 +28,22 @@ class TrialCase(NamedTuple):
 
     @property
     def cell(self) -> str:
-        """Which trial."""
+        """The trial, in words."""
         trial = self.trial
         return f"{trial.problem}, {trial.sampled} of {trial.clients} clients, {trial.compression.word}"
 
     @property
     def what(self) -> str:
-        """Which number."""
+        """What the number is called."""
         return self.kind.what
 
     @property
     def style(self) -> str:
-        """To format the number."""
+        """The format of the number."""
         return self.kind.style
 
     def estimate(self, records: Mapping[Trial, TrialRecord]) -> Estimate | None:
-        """None if it has not been run."""
+        """The number, with its interval; None if the trial has not been run."""
         return self.kind.of(records[self.trial]) if self.trial in records else None
 
 
@@ -54,7 +54,7 @@ TRIAL_KINDS = {
 
 
 def trial_cases(trials: Sequence[Trial], kind: str, choice: Choice) -> list[TrialCase]:
-    """One for each trial that a claim is about."""
+    """A case for each trial that a claim is about."""
     names = [field.name for field in fields(Trial)]
     if unknown := choice.keys() - set(names):
         raise ConfigError(f"no trial has {', '.join(sorted(unknown))}; choose by {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""Records of trials: one small JSON file each, found again by what was run."""
+"""Records of trials: one small JSON file each, looked up by what was run."""
 
 import dataclasses
 import json
@@ -42,37 +42,37 @@ class TrialRecord:
 
     @property
     def bound(self) -> Floats:
-        """What the theorem says, at all times."""
+        """The theorem's bound at all times."""
         return self.problem.bound(self.times, self.constants)
 
     @property
     def mean(self) -> Floats:
-        """Over the runs, at all times."""
+        """The mean over the runs at all times."""
         return np.asarray(self.values.mean(1))
 
     def slope(self) -> Estimate:
-        """Of log value against log time, fitted to each run."""
+        """The slope of log value against log time, fitted to each run."""
         late = np.log10(self.times[-1] / self.times) < self.problem.decades
         return _over_seeds(np.polyfit(np.log(self.times[late]), np.log(self.values[late]), 1)[0])
 
     def constant(self, until: float = math.inf) -> Estimate:
-        """The c of c / time^rate: each run's mean over the last octave, or over one that ends earlier."""
+        """The c of c / time^rate: each run's mean over the last octave, or over the octave that ends at `until`."""
         end = min(until, self.times[-1])
         octave = (self.times > end / 2) & (self.times <= end)
         return _over_seeds((self.times[octave, None] ** self.problem.rate * self.values[octave]).mean(0))
 
     def bound_constant(self) -> float:
-        """The same of the bound, at the end."""
+        """The same constant of the bound, at the end."""
         return float(self.times[-1] ** self.problem.rate * self.bound[-1])
 
     def share(self) -> Estimate:
-        """Of the bound, at the time when most of it is used up."""
+        """The share of the bound that is used up, at the time when that is largest."""
         nearest = int(np.argmax(self.mean / self.bound))
         return _over_seeds(self.values[nearest] / self.bound[nearest])
 
 
 def run_trial(trial: Trial) -> TrialRecord:
-    """Train and measure, on this machine's CPU."""
+    """Train and measure a trial on this machine's CPU."""
     start = time.perf_counter()
     measured = PROBLEMS[trial.problem](trial).measure()
     facts = {"device": "cpu", "seconds": round(time.perf_counter() - start, 2), **provenance()}
@@ -82,7 +82,7 @@ def run_trial(trial: Trial) -> TrialRecord:
 def run_trials(
     trials: Sequence[Trial], results: Path, say: Callable[[str], None], deadline: float = math.inf
 ) -> list[TrialRecord]:
-    """Run those that have no record yet and can end before the deadline; gives what was run."""
+    """Run the trials that have no record yet and can end before the deadline; returns the new records."""
     known, run = {record.trial for record in load_trial_records(results)}, []
     for trial in trials:
         if trial not in known and time.monotonic() + _LONGEST < deadline:
@@ -96,13 +96,13 @@ def run_trials(
 
 
 def file_name(trial: Trial) -> str:
-    """Different for different configurations."""
+    """The name of a trial's file; different for different configurations."""
     words = (trial.problem, trial.sampled, "of", trial.clients, trial.compress)
     return "-".join(map(str, (*words, identity(dataclasses.asdict(trial))[:8]))) + ".json"
 
 
 def write_record(record: TrialRecord, results: Path) -> None:
-    """One line for each part; it appears at once or not at all."""
+    """Write a record, one line for each part; the file appears complete or not at all."""
     parts = {
         "trial": dataclasses.asdict(record.trial),
         "identity": identity(dataclasses.asdict(record.trial)),
@@ -118,7 +118,7 @@ def write_record(record: TrialRecord, results: Path) -> None:
 
 
 def load_trial_records(results: Path) -> tuple[TrialRecord, ...]:
-    """All whole ones; what is not whole, or not what its identity says, has to be run again."""
+    """All whole records; one that is not whole, or not what its identity says, has to be run again."""
     found = (_load(path) for path in sorted((results / FOLDER).glob("*.json")))
     return tuple(record for record in found if record is not None)
 

@@ -1,4 +1,4 @@
-"""How fast FedBAT converges on toy problems, beside what the theorems say: a section of RESULTS.md and its picture."""
+"""How fast FedBAT converges on toy problems, compared with the theorems: a section of RESULTS.md and its picture."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -33,7 +33,7 @@ _COLUMNS = (
 
 
 def records_of(table: Table, results: Results) -> list[TrialRecord]:
-    """What has been run."""
+    """The records of a table's trials, as far as they have been run."""
     return [results.trials[trial] for trial in table.trials if trial in results.trials]
 
 
@@ -56,7 +56,7 @@ def section(table: Table, book: Book, results: Results) -> Iterator[str]:
 
 
 def draw(records: Sequence[TrialRecord], paths: Sequence[Path]) -> None:
-    """Mean and range of the runs, with the bound, for each problem."""
+    """Draw the mean and range of the runs, with the bound, for each problem."""
     panels = []
     for _, members in groupby(records, lambda record: record.trial.problem):
         found = {_label(record.trial): record for record in members}
@@ -83,7 +83,7 @@ def _label(trial: Trial) -> str:
 
 
 def _words(trial: Trial) -> str:
-    """What the trials of a problem share."""
+    """The settings that the trials of a problem share, in words."""
     kind, convex = PROBLEMS[trial.problem], f"μ = {trial.mu:g}, " if trial.mu else ""
     return (
         f"{trial.clients} clients, {trial.dimension} dimensions, {convex}L = {trial.smoothness:g}, "

@@ -1,6 +1,6 @@
-"""Toy federations with known optima, and FedBAT on them as the proofs write it.
+"""Toy federations with known optima, and FedBAT on them as in the proofs.
 
-Everything is vectorised over independent runs ("seeds"): [seeds, clients, d]. Clients are separable functions with
+Everything is vectorized over independent runs ("seeds"): [seeds, clients, d]. Clients are separable functions with
 balanced data (p_k = 1/N). As in the proof of Theorem 2, all clients train in every round and K of them are heard.
 """
 
@@ -32,17 +32,17 @@ class Quadratics:
 
     @property
     def smoothness(self) -> float:
-        """L."""
+        """L, the smoothness of the functions."""
         return float(self.a.max())
 
     @property
     def mean_curvature(self) -> Tensor:
-        """Of F, by coordinate."""
+        """The curvature of F, by coordinate."""
         return self.a.mean(0)
 
     @property
     def optimum(self) -> Tensor:
-        """w*."""
+        """w*, the minimum of F."""
         return (self.a * self.c).mean(0) / self.mean_curvature
 
     @property
@@ -69,7 +69,7 @@ class Ripples:
 
     @property
     def smoothness(self) -> float:
-        """L."""
+        """L, the smoothness of the functions."""
         return 1 + 4 * self.height
 
     def value(self, w: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class Ripples:
         return 1 - 4 * self.height * torch.cos(2 * w[..., None, :] + self.c).mean(-2)
 
     def mean_minimum(self) -> float:
-        """mean_k F_k* = F* - Gamma; every coordinate stands alone and is found on a grid: |w - c| <= 2 height there."""
+        """mean_k F_k* = F* - Gamma, on a grid for each coordinate by itself, as minima have |w - c| <= 2 height."""
         grid = 2 * self.height * torch.linspace(-1, 1, 2001, dtype=self.c.dtype)[:, None, None]
         return float(self._terms(self.c + grid).amin(0).mean(0).sum())
 
@@ -99,7 +99,7 @@ Toy = Quadratics | Ripples
 def some_quadratics(
     rng: torch.Generator, *, num_clients: int, d: int, spread: float, mu: float, smoothness: float, sigma: float
 ) -> Quadratics:
-    """mu and L are reached by every client."""
+    """Random quadratics; every client attains mu and L."""
     a = mu + (smoothness - mu) * torch.rand(num_clients, d, generator=rng, dtype=torch.float64)
     a[:, 0], a[:, -1] = mu, smoothness
     c = spread * torch.randn(num_clients, d, generator=rng, dtype=torch.float64)
@@ -109,7 +109,7 @@ def some_quadratics(
 def some_ripples(
     rng: torch.Generator, *, num_clients: int, d: int, spread: float, smoothness: float, sigma: float
 ) -> Ripples:
-    """Curvatures between 2 - L and L."""
+    """Random ripples, with curvatures between 2 - L and L."""
     c = spread * torch.randn(num_clients, d, generator=rng, dtype=torch.float64)
     return Ripples(c, (smoothness - 1) / 4, sigma)
 
@@ -120,17 +120,17 @@ def inf_norm(m: Tensor) -> Tensor:
 
 
 def unbiased_binarization(m: Tensor, u: Tensor) -> Tensor:
-    """S(m, ||m||_inf)."""
+    """S(m, ||m||_inf), which is unbiased."""
     return binarize_forward(m, inf_norm(m), u)
 
 
 def identity(m: Tensor, u: Tensor) -> Tensor:
-    """The limit q = 0: FedAvg."""
+    """No compression, the limit q = 0: FedAvg."""
     return m
 
 
 class Compression(NamedTuple):
-    """What is sent in place of m, unbiased, and the variance that adds to each coordinate."""
+    """What is sent in place of m, unbiased, and the variance that it adds to each coordinate."""
 
     word: str
     apply: Compress
@@ -144,7 +144,7 @@ COMPRESSIONS = {
 
 
 def choose(num_draws: int, num_clients: int, num_sampled: int, rng: torch.Generator) -> Tensor:
-    """[draws, clients] of 0 and 1: K of N, uniform without replacement."""
+    """[draws, clients] of 0 and 1: K of N clients, uniformly without replacement."""
     ranks = torch.rand(num_draws, num_clients, generator=rng).argsort(1)
     return (ranks < num_sampled).double()
 
@@ -154,7 +154,7 @@ class Round(NamedTuple):
 
     start: Tensor  # [seeds, d]: the global model before it
     w: Tensor  # [seeds, d]: and after it
-    updates: list[Tensor]  # m at the tau + 1 moments of the round, each [seeds, clients, d]
+    updates: list[Tensor]  # m before, between and after the tau steps of the round, each [seeds, clients, d]
     gradients: list[Tensor]  # the stochastic gradients of its tau steps
 
 
@@ -186,6 +186,6 @@ def train(
 
 
 def draw(rng: torch.Generator, tau: int, shape: tuple[int, int, int], sigma: float) -> tuple[Tensor, Tensor]:
-    """The binarization's noise of tau + 1 moments and the data's of tau steps; float32 draws are much faster."""
+    """The noise of tau + 1 binarizations and of the data in tau steps; drawn in float32, which is much faster."""
     u = torch.rand(tau + 1, *shape, generator=rng).double()
     return u, torch.randn(tau, *shape, generator=rng).double() * (sigma / shape[-1] ** 0.5)

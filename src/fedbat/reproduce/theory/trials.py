@@ -1,6 +1,6 @@
-"""A trial: one toy federation, trained by many independent runs side by side, and what is measured of them.
+"""A trial: one toy federation, trained in many independent runs side by side, and what is measured in them.
 
-Every trial gives numbers at some times that a theorem bounds: c / time^rate, but for terms that fall faster.
+Every trial gives numbers at some times that a theorem bounds by c / time^rate, except for terms that fall faster.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from fedbat.reproduce.theory.toys import Compression, Round
 
 @dataclass(frozen=True)
 class Trial:
-    """All that decides what is computed; phi = 0 and alpha = ||m||_inf, as the theorems have it."""
+    """Everything that decides what is computed; phi = 0 and alpha = ||m||_inf, as in the theorems."""
 
     problem: str  # of PROBLEMS
     compress: str  # of toys.COMPRESSIONS
@@ -31,10 +31,10 @@ class Trial:
     smoothness: float  # L
     spread: float  # of the clients' optima
     sigma: float
-    start: float  # every coordinate of the first model
+    start: float  # value of every coordinate of the first model
     tau: int
-    first: int  # measured from here ...
-    steps: int  # ... to here, the end,
+    first: int  # step from which on is measured ...
+    steps: int  # ... to this one, the last,
     points: int  # at so many times, evenly spaced in log t
     seeds: int  # independent runs
     seed: int = 0  # of the toy and of all noise
@@ -54,22 +54,22 @@ class Trial:
 
     @property
     def compression(self) -> Compression:
-        """What becomes of updates."""
+        """How updates are compressed."""
         return toys.COMPRESSIONS[self.compress]
 
     @property
     def rounds(self) -> list[int]:
-        """After which something is measured."""
+        """The rounds after which something is measured."""
         ends = np.geomspace(self.first, self.steps, self.points) / self.tau
         return sorted(set(ends.round().astype(int).tolist()))
 
     def generator(self, *path: int) -> torch.Generator:
-        """Of a part of the noise."""
+        """The random generator of a part of the noise."""
         (state,) = np.random.SeedSequence([self.seed, *path]).generate_state(1)
         return torch.Generator().manual_seed(int(state))
 
     def train(self, toy: toys.Toy, learning_rate: toys.LearningRate, num_rounds: int) -> Iterator[Round]:
-        """All runs at once."""
+        """Train all runs at once."""
         return toys.train(
             toy,
             learning_rate,
@@ -83,29 +83,29 @@ class Trial:
 
 
 class Measured(NamedTuple):
-    """What runs gave."""
+    """What was measured in a trial's runs."""
 
     times: Floats  # gamma + t, or T
     values: Floats  # [times, seeds]: the gap, or the mean squared gradient
-    constants: dict[str, float]  # measured or known of the toy, all that the bound needs
+    constants: dict[str, float]  # measured, or known about the toy: all that the bound needs
 
 
 class Problem(Protocol):
-    """A kind of toy with the theorem it is for."""
+    """A kind of toy, and the theorem it is for."""
 
     title: str
-    what: str  # is measured: the error
-    time: str  # against what
-    rate: float  # at which it falls
-    decades: float  # at the end of the run, from which slopes are taken
+    what: str  # what is measured, the error
+    time: str  # what it is measured against
+    rate: float  # the exponent at which it falls
+    decades: float  # the part at the end of the run from which slopes are taken
 
     def __init__(self, trial: Trial) -> None: ...
 
     def measure(self) -> Measured:
-        """Train."""
+        """Train and measure."""
 
     def bound(self, times: Floats, constants: Mapping[str, float]) -> Floats:
-        """What the theorem says."""
+        """The theorem's bound."""
 
 
 class StronglyConvex:
@@ -129,11 +129,11 @@ class StronglyConvex:
         self.gamma = max(8 * trial.smoothness / trial.mu, trial.tau) - 1
 
     def learning_rate(self, t: int) -> float:
-        """Of step t = 1, 2, ..."""
+        """The learning rate of step t = 1, 2, ..."""
         return 2 / (self.trial.mu * (self.gamma + t))
 
     def measure(self) -> Measured:
-        """Training starts with w_1, so round r ends with w_(1 + r tau)."""
+        """Train and measure the gap; training starts with w_1, so round r ends with w_(1 + r tau)."""
         trial, toy, ends, gaps, constants = self.trial, self.toy, self.trial.rounds, [], Constants()
         for index, round_ in enumerate(trial.train(toy, self.learning_rate, ends[-1])):
             if index + 1 in ends:
@@ -154,7 +154,7 @@ class StronglyConvex:
         )
 
     def bound(self, times: Floats, constants: Mapping[str, float]) -> Floats:
-        """Theorem 2."""
+        """The bound of Theorem 2."""
         trial = self.trial
         b = theorems.b_of_theorem_2(
             trial.clients,
@@ -188,12 +188,12 @@ class NonConvex:
         )
 
     def learning_rate(self, horizon: float) -> toys.LearningRate:
-        """The same in all steps."""
+        """The learning rate, which is the same in all steps."""
         eta = 1 / (self.trial.smoothness * math.sqrt(horizon))
         return lambda t: eta
 
     def measure(self) -> Measured:
-        """`curvature` is the least that was met: negative where F is not convex."""
+        """Train and measure squared gradients; `curvature` is the least seen, negative where F is not convex."""
         trial, toy, constants, curvature = self.trial, self.toy, Constants(), math.inf
         times = trial.tau * np.array(trial.rounds, dtype=float)
         squares = []
@@ -211,7 +211,7 @@ class NonConvex:
         return Measured(times, torch.stack(squares).numpy(), constants._asdict() | known)
 
     def bound(self, times: Floats, constants: Mapping[str, float]) -> Floats:
-        """Theorem 3."""
+        """The bound of Theorem 3."""
         trial = self.trial
         return theorems.bound_of_theorem_3(
             times,
@@ -228,7 +228,7 @@ PROBLEMS: dict[str, type[Problem]] = {"quadratics": StronglyConvex, "ripples": N
 
 
 def read_trials(place: str, entries: list[dict[str, Any]]) -> tuple[Trial, ...]:
-    """Of an experiment file: every combination of the values that an entry lists."""
+    """The trials of an experiment file: every combination of the values that an entry lists."""
     names = [field.name for field in fields(Trial)]
     found = []
     for entry in entries:
@@ -244,5 +244,5 @@ def read_trials(place: str, entries: list[dict[str, Any]]) -> tuple[Trial, ...]:
 
 
 def _watched(index: int) -> bool:
-    """All of the first rounds, where gradients are largest, then one in 20."""
+    """Whether a round is used to measure constants: the first 20, where gradients are largest, then one in 20."""
     return index < 20 or index % 20 == 0
