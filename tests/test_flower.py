@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod, message_size_mod
 from flwr.serverapp import strategy as flower
+from torch import nn
 
 import fedbat
 from fedbat import METHODS, EFSignSGD, FedBAT, layout_of, make_method
@@ -25,6 +26,7 @@ from tests.flower_world import (
     NUM_CLIENTS,
     World,
     base,
+    client_data,
     compressed,
     make_app,
     net,
@@ -207,11 +209,20 @@ def test_what_a_strategy_carries_comes_back_as_it_was(tmp_path):
     named = {"0": np.ones(3), "10": np.zeros((2, 2)), "9": np.full(1, 7.0)}
     before = SimpleNamespace(m_t=named, v_t=None, momentum_vector=[array.copy() for array in named.values()])
     after = SimpleNamespace(m_t=None, v_t=None, momentum_vector=None)
-    ServerCheckpoint(tmp_path).save(4, {"model": net().state_dict()}, before)
-    assert ServerCheckpoint(tmp_path).load(after)[0] == 4
+    ServerCheckpoint(tmp_path).save(4, {"model": net().state_dict()}, before, {"down": "4"})
+    assert ServerCheckpoint(tmp_path).load(after)[::2] == (4, {"down": "4"})
     assert after.m_t.keys() == named.keys() and after.v_t is None
     for found, expected in [*zip(after.momentum_vector, named.values(), strict=True), (after.m_t["9"], named["9"])]:
         assert np.array_equal(found, expected)
+
+
+def test_going_on_with_other_settings_is_told(tmp_path, caplog):
+    run(compressed(checkpoint=tmp_path), World(make_app()), num_rounds=1)
+    run(compressed(checkpoint=tmp_path), World(make_app()), num_rounds=2)
+    assert "going on with another" not in caplog.text
+    run(compressed(FedBAT(rho=2), checkpoint=tmp_path, down=4), World(make_app()), num_rounds=3)
+    assert "going on with another down: 32 before, 4 now" in caplog.text
+    assert "going on with another method: " in caplog.text and "another strategy" not in caplog.text
 
 
 def test_a_nodes_memory_outlives_its_restart(tmp_path):
@@ -267,12 +278,85 @@ def test_begin_outside_a_round_or_twice_or_never_is_told():
         @app.train()
         def train(msg, context, calls=calls):
             model = net()
+            model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
             for _ in range(calls):
                 begin(model, torch.optim.SGD(model.parameters(), lr=0.1), 1)
             return Message(RecordDict({"metrics": MetricRecord({"num-examples": 1})}), reply_to=msg)
 
         with pytest.raises(MethodError, match=message):
             run(compressed(), World(app), num_rounds=1)
+
+
+def app_that(prepare, steps=2):
+    """Trains for two steps after `prepare(model, optimizer, state)` has loaded the model and begun, in any order."""
+    app = ClientApp(mods=[fedbat_mod])
+
+    @app.train()
+    def train(msg, context):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        prepare(model, optimizer, msg.content["arrays"].to_torch_state_dict())
+        x, y = client_data(context.node_config["partition-id"])
+        for _ in range(steps):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 1})}), reply_to=msg)
+
+    return app
+
+
+def test_a_model_that_does_not_hold_what_was_sent_is_refused():
+    """Loading it later would count as training, forgetting to load it would send the way from elsewhere."""
+
+    def too_early(model, optimizer, state):
+        with torch.no_grad():
+            model[0].weight.add_(1)
+        begin(model, optimizer, 2)
+        model.load_state_dict(state)
+
+    with pytest.raises(MethodError, match=r"0\.weight is not what the server sent; call begin after load"):
+        run(compressed(), World(app_that(too_early)), num_rounds=1)
+
+    def wrapped(model, optimizer, state):
+        model.load_state_dict(state)
+        begin(nn.Sequential(model), optimizer, 2)
+
+    with pytest.raises(MethodError, match=r"begin got a model with '0\.0\.weight', but the server sent 0\.weight"):
+        run(compressed(), World(app_that(wrapped)), num_rounds=1)
+
+
+def test_a_compiled_model_may_be_given():
+    def compiled(model, optimizer, state):
+        model.load_state_dict(state)
+        begin(torch.compile(model, backend="eager"), optimizer, 2)
+
+    def plain(model, optimizer, state):
+        model.load_state_dict(state)
+        begin(model, optimizer, 2)
+
+    found, expected = (run(compressed(), World(app_that(how)), num_rounds=2) for how in (compiled, plain))
+    assert found.train_metrics_clientapp[2]["fedbat-uploads"] == 3 and same(found.arrays, expected.arrays)
+
+
+def test_another_number_of_steps_than_announced_is_told(caplog):
+    def three(model, optimizer, state):
+        model.load_state_dict(state)
+        begin(model, optimizer, 3)
+
+    run(compressed(), World(app_that(three, steps=3)), num_rounds=1)
+    assert "announced" not in caplog.text
+    run(compressed(), World(app_that(three, steps=2)), num_rounds=1)
+    assert "begin announced num_steps=3, but the optimizer took 2 steps" in caplog.text
+
+
+def test_rounds_in_vain_leave_the_model_and_are_told(caplog):
+    world = World(make_app())
+    for client in range(NUM_CLIENTS):
+        world.spoil[client] = lambda reply: []
+    result = run(compressed(), world, num_rounds=3)
+    assert same(result.arrays, ArrayRecord(net().state_dict()))
+    assert caplog.text.count("nothing was learned in 3 rounds in a row; is mods=[fedbat_mod] in the ClientApp") == 1
 
 
 def test_a_stock_strategy_fails_loudly_on_packed_replies():
@@ -299,7 +383,7 @@ def test_evaluation_on_clients_is_off_unless_asked_for_and_that_is_said(caplog):
     world = World(make_app())
     strategy = flower.FedAvg(fraction_train=0.6, min_available_nodes=3)
     assert not run(compressed(strategy=strategy), world, num_rounds=1).evaluate_metrics_clientapp
-    assert "clients do not evaluate; give `start` an evaluate_fn or set evaluate_on_clients=True" in caplog.text
+    assert "clients do not evaluate, although fraction_evaluate is 1.0; evaluate_on_clients=True" in caplog.text
     caplog.clear()
     result = run(compressed(strategy=strategy, evaluate_on_clients=True), World(make_app()), num_rounds=1)
     state = tensors_of_record(result.arrays)

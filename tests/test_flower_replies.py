@@ -115,6 +115,22 @@ def test_a_bad_reply_is_dropped_and_the_round_goes_on(what, caplog):
         assert metrics["fedbat-dropped"] == metrics[f"fedbat-dropped-{kind}"] == 1
 
 
+def test_of_a_failure_the_last_line_is_told_and_whose_it_was(caplog):
+    """Flower sends the whole traceback along."""
+    chosen = sorted(stream(0, "clients", 0).choice(NUM_CLIENTS, 3, replace=False).tolist())
+    world = World(make_app())
+    reason = "<class 'ray.exceptions.RayTaskError'>:<'Traceback:\n  File x, line 3\nRuntimeError: disk full\n'>"
+    world.spoil[chosen[1]] = lambda reply: [Message(Error(ErrorCode.UNKNOWN, reason), reply_to=answered(reply))]
+
+    def answered(reply):
+        return Message(RecordDict(), dst_node_id=reply.metadata.src_node_id, message_type="train")
+
+    metrics = run(compressed(), world, num_rounds=1).train_metrics_clientapp[1]
+    assert metrics["fedbat-dropped-failed"] == 1
+    assert f"client {chosen[1]}: the client failed: RuntimeError: disk full" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
 def test_what_the_superlink_says_of_a_dead_node_is_no_reply(caplog):
     """Its error comes from the SuperLink, which has a number of its own."""
 

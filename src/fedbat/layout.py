@@ -87,6 +87,7 @@ def layout_of(model: nn.Module, roles: Mapping[str, Role] | None = None) -> Layo
     parameters without elements; of integer buffers the server keeps the maximum; frozen parameters are not sent. Tied
     weights count once, and patterns match any of their names.
     """
+    model = uncompiled(model)
     entries, unused, tied = [], set(roles or {}), tied_names(model)
     for name, tensor, role in _tensors_with_default_role(model):
         names = [name, *(other for other, first in tied.items() if first == name)]
@@ -108,6 +109,12 @@ def layout_of(model: nn.Module, roles: Mapping[str, Role] | None = None) -> Layo
             "the model has nothing to send: every tensor is frozen or skipped; check requires_grad and roles"
         )
     return Layout(entries)
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The model inside torch.compile's wrapper, which gives every tensor another name; other models as they are."""
+    inside = getattr(model, "_orig_mod", None)
+    return inside if isinstance(inside, nn.Module) else model
 
 
 def whole_layout(model: nn.Module, layout: Layout) -> Layout:

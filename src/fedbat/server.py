@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbat.errors import ConfigError, MethodError
-from fedbat.layout import Layout, layout_of, tensors_of
+from fedbat.layout import Layout, layout_of, tensors_of, uncompiled
 from fedbat.method import Method, check_method
 from fedbat.parts import Part
 from fedbat.streams import Tensors
@@ -123,7 +123,7 @@ class Server:
     def __init__(self, method: Method, model: nn.Module, *, layout: Layout | None = None) -> None:
         check_method(method)
         self.method, self.layout = method, layout or layout_of(model)
-        self._model = model
+        self._model = uncompiled(model)
         self._live: Tensors = {}  # the model's own tensors
         self._true: Tensors = {}  # the same in float32
         self._look()

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from fedbat.errors import ConfigError, MethodError
-from fedbat.layout import Layout, layout_of, tensors_of
+from fedbat.layout import Layout, layout_of, tensors_of, uncompiled
 from fedbat.method import Forward, Local, Method, Step, check_method
 from fedbat.onepass import OnePass
 from fedbat.parts import Part
@@ -86,6 +86,7 @@ class LocalTraining:
         context: int = 0,
     ) -> None:
         check_method(method)
+        model = uncompiled(model)
         in_optimizer = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not any(id(p) in in_optimizer for p in model.parameters()):
             raise MethodError("the optimizer holds no parameter of this model; make it from model.parameters()")

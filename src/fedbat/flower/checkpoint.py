@@ -36,7 +36,7 @@ class ServerCheckpoint:
         """Whether a round has been saved."""
         return (self.folder / "last.json").exists()
 
-    def save(self, round_: int, models: Mapping[str, Tensors], strategy: Strategy) -> None:
+    def save(self, round_: int, models: Mapping[str, Tensors], strategy: Strategy, settings: Mapping[str, Any]) -> None:
         """Replace the file of the round before."""
         tensors = {f"{kind}/{name}": tensor for kind, model in models.items() for name, tensor in model.items()}
         for kind in _STATE:
@@ -47,13 +47,14 @@ class ServerCheckpoint:
                 tensors[f"{kind}/{name}"] = torch.from_numpy(np.asarray(array))
         path = self.folder / f"round-{round_}.safetensors"
         save_tensors(path, tensors)
-        write_text(self.folder / "last.json", json.dumps({"round": round_, "file": path.name}) + "\n")
+        last = {"round": round_, "file": path.name, "settings": settings}
+        write_text(self.folder / "last.json", json.dumps(last) + "\n")
         for old in self.folder.glob("round-*.safetensors"):
             if old != path:
                 old.unlink()
 
-    def load(self, strategy: Strategy) -> tuple[int, dict[str, Tensors]]:
-        """The last round and the models after it; what the strategy carried is put back into it."""
+    def load(self, strategy: Strategy) -> tuple[int, dict[str, Tensors], dict[str, Any]]:
+        """The last round, the models after it and the settings; what the strategy carried is put back into it."""
         try:
             last: dict[str, Any] = json.loads((self.folder / "last.json").read_text())
             tensors = load_tensors(self.folder / last["file"])
@@ -69,4 +70,4 @@ class ServerCheckpoint:
             if found := {name: x.numpy() for name, x in models.pop(kind, {}).items()}:
                 in_a_list = f"{_NUMBER}0" in found
                 setattr(strategy, kind, [found[f"{_NUMBER}{i}"] for i in range(len(found))] if in_a_list else found)
-        return last["round"], models
+        return last["round"], models, last.get("settings", {})

@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from logging import WARNING
 
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.common.logger import log
 from torch import nn
 from torch.optim import Optimizer
 
@@ -17,13 +20,17 @@ from fedbat.errors import MethodError
 from fedbat.flower.mods import refuse_other_mods
 from fedbat.flower.receiving import CannotFollow, Node, receive
 from fedbat.flower.records import CONFIG, REFUSED, UPLOAD, Orders, packed, record_of_tensors, tensors_of_record
-from fedbat.layout import layout_of
+from fedbat.layout import Layout, layout_of, tensors_of, uncompiled
 from fedbat.methods.fedavg import FedAvg
 from fedbat.storage import load_tensors
 from fedbat.streams import Tensors, UniformNoise
 from fedbat.training import LocalTraining
 
 MEMORY = "fedbat.memory"  # key in Context.state
+_STEPS = (
+    "fedbat: begin announced num_steps=%s, but the optimizer took %s steps; methods plan by what is announced (FedBAT: "
+    "when its warm-up ends)"
+)
 ClientAppCallable = Callable[[Message, Context], Message]
 
 
@@ -53,7 +60,7 @@ def fedbat_mod(msg: Message, context: Context, call_next: ClientAppCallable) -> 
         if reply.has_content() and (orders.layout or orders.frozen):
             reply.content[CONFIG] = node.told()
         return reply
-    round_ = _ClientRound(node=node)
+    round_ = _ClientRound(node=node, arrays=arrays)
     with _current(round_):
         reply = call_next(msg, context)
         if reply.has_error():
@@ -108,9 +115,11 @@ class _ClientRound(_PlainRound):
     """One client in one round, from the incoming message to the reply."""
 
     node: Node = field(kw_only=True)
+    arrays: ArrayRecord = field(kw_only=True)  # the model that came
 
     def _training(self, model: nn.Module, optimizer: Optimizer, num_steps: int) -> LocalTraining:
         orders, layout = self.node.orders, layout_of(model, self.node.orders.roles)
+        _check_loaded(model, layout, tensors_of_record(self.arrays))
         device = next(model.parameters()).device
         noise = None
         if orders.seed is not None and self.node.client >= 0:  # without a number, it must not share another's noise
@@ -128,7 +137,9 @@ class _ClientRound(_PlainRound):
                 "the training function returned without fedbat.flower.begin(model, optimizer, num_steps); "
                 "call it before the first step"
             )
-        upload = self.local[0].finish()
+        upload, announced = self.local[0].finish(), self.local[0].step.total
+        if upload.num_steps != announced:
+            log(WARNING, _STEPS, announced, upload.num_steps)
         if upload.memory:
             self.node.save("client", MEMORY, {name: tensor.cpu() for name, tensor in upload.memory.items()})
             self.node.context.state[CONFIG] = ConfigRecord({"training": self.node.orders.training})
@@ -140,6 +151,23 @@ class _ClientRound(_PlainRound):
             return tensors_of_record(state.array_records[MEMORY])
         path = self.node.file("client")
         return load_tensors(path) if path is not None and path.exists() else {}
+
+
+def _check_loaded(model: nn.Module, layout: Layout, received: Tensors) -> None:
+    """Refuse a model that does not hold what came: what is sent back would be no change of it."""
+    model = uncompiled(model)
+    for name, tensor in tensors_of(model, layout).items():
+        if name not in received:
+            known = ", ".join(list(received)[:3])
+            raise MethodError(
+                f"begin got a model with {name!r}, but the server sent {known}, ...; pass the model itself"
+            )
+        came = received[name].to(tensor)
+        if came.shape != tensor.shape or not torch.allclose(came, tensor, rtol=0, atol=0, equal_nan=True):
+            raise MethodError(
+                f"{name} is not what the server sent; call begin after load_state_dict, and give tensors that stay "
+                'with the client the role "skip" (roles= of Compressed)'
+            )
 
 
 _ROUND: ContextVar[_PlainRound | None] = ContextVar("fedbat round", default=None)

@@ -6,9 +6,10 @@ number of clients beyond the packed replies that Flower hands over. Strategies t
 model per client.
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from logging import INFO, WARNING
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
@@ -30,11 +31,21 @@ from fedbat.flower.records import CONFIG, Orders, record_of_tensors, refusal_in,
 from fedbat.flower.sending import SENDING
 from fedbat.flower.suited import COMPARING, check_drafts, check_strategy, chooses_nodes, metrics_known
 from fedbat.flower.uploads import Rules, Upload, read_replies, traffic
-from fedbat.layout import Role, layout_of, tied_names, whole_layout
+from fedbat.layout import Role, layout_of, tied_names, uncompiled, whole_layout
 from fedbat.method import Method
 from fedbat.methods import method_name
 from fedbat.server import Aggregator
 from fedbat.streams import Tensors, stream
+
+_TOO_OFTEN = 3  # rounds without an upload, after which it is no chance
+_IN_VAIN = (
+    "fedbat: nothing was learned in %s rounds in a row; is mods=[fedbat_mod] in the ClientApp, and is its model the "
+    "one that was given here?"
+)
+_NO_EVALUATION = (
+    "fedbat: clients do not evaluate, although fraction_evaluate is %s; evaluate_on_clients=True lets them, at a "
+    "second download of the model"
+)
 
 
 class Compressed(Strategy):
@@ -68,7 +79,7 @@ class Compressed(Strategy):
         timeout: float = 600.0,
         max_ratio: float = 100.0,
         max_examples: float = 1e12,
-        down: str = FULL,
+        down: str | int = FULL,
         keep_frozen: bool = False,
         average: float = 0.0,
         checkpoint: str | Path | None = None,
@@ -83,6 +94,7 @@ class Compressed(Strategy):
                 f"timeout={timeout}, max_ratio={max_ratio}, max_examples={max_examples}, expected more than 0 seconds, "
                 "more than 1, and more than 0 but at most 1e12"
             )
+        model, down = uncompiled(model), str(down)
         check_downlink(down)
         check_average(average)
         self.strategy, self.method, self.layout = strategy, method, layout_of(model, roles)
@@ -102,6 +114,7 @@ class Compressed(Strategy):
         self._begun: Delivery | None = None
         self._training = uuid4().hex  # names what clients remember on their disks
         self._asked: list[int] = []
+        self._in_vain = 0  # rounds in a row without an upload
 
     def start(
         self,
@@ -118,9 +131,12 @@ class Compressed(Strategy):
         if self._checkpoint is not None:
             self._training = self._checkpoint.name_of(self._training)
         if self._checkpoint is not None and self._checkpoint.exists():
-            self._rounds_before, saved = self._checkpoint.load(self.strategy)
+            self._rounds_before, saved, settings = self._checkpoint.load(self.strategy)
             initial_arrays = record_of_tensors(saved["model"])
             log(INFO, "fedbat: going on after round %s of %s", self._rounds_before, num_rounds)
+            for name, now in self._settings.items():
+                if (before := settings.get(name, now)) != now:
+                    log(WARNING, "fedbat: going on with another %s: %s before, %s now", name, before, now)
         self._past = saved.get("average", {})
         self._begin(tensors_of_record(initial_arrays), saved.get("public", {}))
         before = self._rounds_before
@@ -138,7 +154,7 @@ class Compressed(Strategy):
                 shifted = {round_ + before: metrics for round_, metrics in found.items()}
                 found.clear()
                 found.update(shifted)
-            result.arrays = result.arrays or initial_arrays
+        result.arrays = result.arrays or initial_arrays  # no round has changed them
         return result
 
     def configure_train(
@@ -174,7 +190,8 @@ class Compressed(Strategy):
         followed = self._delivery.heard(replies)
         uploads, dropped = read_replies(followed, self._rules, round_ - 1, self._w, self._nodes.clients)
         for drop in dropped:
-            log(WARNING, "fedbat: round %s drops the reply of node %s: %s", round_, drop.node, drop.reason)
+            client = self._nodes.clients.get(drop.node, "of unknown number")
+            log(WARNING, "fedbat: round %s drops node %s, client %s: %s", round_, drop.node, client, drop.reason)
         answered = {upload.reply.metadata.src_node_id for upload in uploads} | {drop.node for drop in dropped}
         missing = [node for node in self._asked if node not in answered]
         for node in missing:
@@ -184,7 +201,11 @@ class Compressed(Strategy):
         counts |= {"fedbat-missing": len(missing), "fedbat-downlink-bytes": self._delivery.num_bytes}
         if not uploads:
             log(WARNING, "fedbat: round %s has no upload to add; the model stays as it is", round_)
+            self._in_vain += 1
+            if self._in_vain == _TOO_OFTEN:
+                log(ERROR, _IN_VAIN, _TOO_OFTEN)
             return None, MetricRecord(counts)
+        self._in_vain = 0
         if isinstance(self.strategy, COMPARING):
             log(INFO, "fedbat: %s needs %s dense models", type(self.strategy).__name__, len(uploads))
             tensors, metrics = self._compare(round_, uploads)
@@ -194,7 +215,7 @@ class Compressed(Strategy):
         self._delivery.go_on(tensors)
         if self._checkpoint is not None:
             models = {"model": tensors, "average": self._past, "public": self._delivery.sending.to_tensors()}
-            self._checkpoint.save(round_, models, self.strategy)
+            self._checkpoint.save(round_, models, self.strategy, self._settings)
         return record_of_tensors(tensors), MetricRecord(dict(metrics) | counts)
 
     def configure_evaluate(
@@ -228,8 +249,16 @@ class Compressed(Strategy):
         if self.seed is not None and chooses_nodes(self.strategy):
             log(WARNING, "fedbat: nodes are sampled by the seed; with seed=None your configure_train chooses them")
         if cast(Any, self.strategy).fraction_evaluate and not self.evaluate_on_clients:
-            log(WARNING, "fedbat: clients do not evaluate; give `start` an evaluate_fn or set evaluate_on_clients=True")
+            log(WARNING, _NO_EVALUATION, cast(Any, self.strategy).fraction_evaluate)
         self.strategy.summary()
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What a run should go on with as it began, in the form in which JSON gives it back."""
+        method = {"method": type(self.method).__name__, **self.method.settings()}
+        inside = type(self.strategy).__name__
+        told = {"strategy": inside, "method": method, "down": self.down, "average": self.average, "seed": self.seed}
+        return cast(dict[str, Any], json.loads(json.dumps(told)))
 
     @property
     def received(self) -> ArrayRecord:

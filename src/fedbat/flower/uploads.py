@@ -64,7 +64,7 @@ def read_replies(
         if node == SUPERLINK_NODE_ID:  # says that a node is gone, but not which one
             continue
         if reply.has_error():
-            dropped.append(Dropped(node, "failed", f"the client failed: {reply.error.reason}"))
+            dropped.append(Dropped(node, "failed", f"the client failed: {_last_line(reply.error.reason)}"))
             continue
         if (reason := refusal_in(reply)) is not None:
             dropped.append(Dropped(node, "refused", f"it could not take the model: {reason}"))
@@ -87,6 +87,12 @@ def read_replies(
         if upload.client in odd
     ]
     return [upload for upload in uploads if upload.client not in odd], dropped
+
+
+def _last_line(reason: str | None) -> str:
+    """What failed; Flower puts the whole traceback before it, which is in the client's log."""
+    lines = [line for line in (reason or "no reason given").splitlines() if line.strip(" '>")]
+    return lines[-1].strip().removesuffix("'>")
 
 
 class _Refused(Exception):
