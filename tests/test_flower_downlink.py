@@ -100,9 +100,10 @@ def test_flower_gives_the_weights_and_the_bytes_of_the_library_alone(down, metho
 
 def test_every_downlink_of_the_simulation_is_there():
     assert SENDING.keys() == DOWNLINKS.keys()
-    for wrong in ({"down": "5"}, {"down": 4}, {"average": 1.0}):
+    for wrong in ({"down": "5"}, {"down": 5}, {"average": 1.0}):
         with pytest.raises(ConfigError):
             compressed(**wrong)
+    assert compressed(down=4).down == compressed(down="4").down
     with pytest.raises(ConfigError, match="no model before `start`"):
         following().received  # noqa: B018
 

@@ -9,8 +9,9 @@ from torch import nn
 from fedbat import METHODS, Server, WireError, begin, make_method
 from fedbat.channels import Channels
 from fedbat.levels import Levels, OddLevels
-from fedbat.parts import KINDS, Dense, Kind, Record, Signs, Sparse
+from fedbat.parts import Dense, Kind, Record, Signs, Sparse
 from fedbat.seeded_parts import MaskedNoise, RotatedLevels, RotatedSigns
+from fedbat.wire import KINDS
 
 SETTINGS = {
     "fedbat": [{"bits": str(bits)} for bits in (1, 2, 3, 4)] + [{"sent": "last"}],

@@ -17,6 +17,7 @@ LAYERS = [
     {"channels", "levels"},
     {"seeded_parts"},
     {"wire", "method"},
+    {"contract"},
     {"following"},
     {"downlink"},
     {"loops", "methods"},

@@ -14,9 +14,9 @@ from fedbat.errors import WireError
 from fedbat.layout import Layout, layout_of, tensors_of
 from fedbat.levels import Levels
 from fedbat.methods import make_method
-from fedbat.parts import KINDS, Dense, Signs, Sparse
+from fedbat.parts import Dense, Signs, Sparse
 from fedbat.server import Aggregator
-from fedbat.wire import Payload
+from fedbat.wire import KINDS, Payload
 from tests.wire_messages import (
     entry,
     seal,

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fedbat.errors import ConfigError
 from fedbat.parts import Dense, Kind, Part
 from fedbat.streams import Noise, Tensors
 
@@ -142,10 +141,3 @@ class Method:
     def settings_of_record(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Settings that an earlier version recorded, under the names they have now."""
         return dict(settings)
-
-
-def check_method(method: Method) -> None:
-    """Refuse a class or a name in place of an instance."""
-    if not isinstance(method, Method):
-        what = method if isinstance(method, type | str) else type(method)
-        raise ConfigError(f"method is {what!r}, expected an instance such as fedbat.FedBAT()")

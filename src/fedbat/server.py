@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedbat.contract import check_method
 from fedbat.errors import ConfigError, MethodError
 from fedbat.layout import Layout, layout_of, tensors_of, uncompiled
-from fedbat.method import Method, check_method
+from fedbat.method import Method
 from fedbat.parts import Part
 from fedbat.streams import Tensors
 from fedbat.training import wide

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
+from traceback import extract_tb
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -19,12 +20,26 @@ def imported(name: str) -> Any:
     if not colon:
         raise ImportError("it has no ':'")
     try:
-        return getattr(import_module(module), own)
+        found = import_module(module)
     except ModuleNotFoundError as error:
         ours = error.name is not None and f"{module}.".startswith(f"{error.name}.")  # not a module that it imports
         raise ImportError(f"{error}; start in the folder that holds it" if ours else error) from None
-    except (AttributeError, ValueError) as error:
+    except ImportError:
+        raise
+    except Exception as error:
+        raise ImportError(f"{type(error).__name__} in {_place(error)}: {error}") from error
+    try:
+        return getattr(found, own)
+    except AttributeError as error:
         raise ImportError(error) from None
+
+
+def _place(error: Exception) -> str:
+    """File and line of a mistake in somebody's module."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}"
+    last = extract_tb(error.__traceback__)[-1]
+    return f"{last.filename}, line {last.lineno}"
 
 
 def closest(name: str, choices: Iterable[str]) -> str:
@@ -119,6 +134,17 @@ def check_settings(kind: type) -> None:
     for name, field in fields.items():
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ConfigError(f"setting {name} of {kind.__name__} has no default value; give it one in the class")
+
+
+def check_defaults(kind: type) -> None:
+    """Refuse values that look like a setting's new default but are not one, because dataclasses ask for a type."""
+    for field in dataclasses.fields(kind):
+        found = getattr(kind, field.name, field.default)
+        if field.default is not dataclasses.MISSING and found is not field.default and found != field.default:
+            raise ConfigError(
+                f"{kind.__name__} sets {field.name} without a type, so that it stays {show(field.default)}; write "
+                f"{field.name}: {field.type} = {show(found)} in a @dataclass(frozen=True)"
+            )
 
 
 def show(value: object) -> str:

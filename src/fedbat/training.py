@@ -25,9 +25,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from fedbat import contract
 from fedbat.errors import ConfigError, MethodError
 from fedbat.layout import Layout, layout_of, tensors_of, uncompiled
-from fedbat.method import Forward, Local, Method, Step, check_method
+from fedbat.method import Forward, Local, Method, Step
 from fedbat.onepass import OnePass
 from fedbat.parts import Part
 from fedbat.streams import Noise, Tensors, UniformNoise
@@ -85,7 +86,7 @@ class LocalTraining:
         noise: Noise | None = None,
         context: int = 0,
     ) -> None:
-        check_method(method)
+        contract.check_method(method)
         model = uncompiled(model)
         in_optimizer = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not any(id(p) in in_optimizer for p in model.parameters()):
@@ -112,7 +113,7 @@ class LocalTraining:
         self._parameters = {name: p for name, p in model.named_parameters() if name in self._w}
         self._model, self._put = model, _marks(self._parameters)
         self._noise = noise or UniformNoise(secrets.randbits(63), "local", device=_device(self._live))
-        self._local = Local({}, {k: nn.Parameter(x) for k, x in method.learnables(self._w).items()})
+        self._local = Local({}, {k: nn.Parameter(x) for k, x in contract.learnables(method, self._w).items()})
         self._one_pass = OnePass.of(method, self._w, self._live, self._noise)
         self._by: Method | OnePass = method  # what computes this step
         self._seen: Forward | None = None
@@ -134,12 +135,11 @@ class LocalTraining:
         self._release()
         update = self._update()
         self._local.update = update
-        parts: dict[str, Part] = {}
+        parts: Mapping[str, Part] = {}
         memory = self.memory
         if self._w:
             self._local.fixed = self.method.prepare(self._w, self._local)
-            parts, memory = self.method.encode(self._w, self._local, memory, self._noise)
-            _check_parts(self.method, parts, self._w)
+            parts, memory = contract.encoded(self.method, self._w, self._local, memory, self._noise)
         rest: Tensors = {}
         current = tensors_of(self._model, self.layout)  # a forward pass may give its model new buffers
         for entry in self.layout.rest:
@@ -154,7 +154,8 @@ class LocalTraining:
             self._live[name].copy_(weights)
             sent_updates[name] = sent - self._w[name] if self.method.sends_weights else sent
         layers = layer_reports(parts, measure_layers(update, sent_updates, parts))
-        return Upload(Payload(self.layout, parts, rest, self.context), memory, self.step.index, layers)
+        contract.check_steps(self.method, {name: report.step for name, report in layers.items()})
+        return Upload(Payload(self.layout, dict(parts), rest, self.context), memory, self.step.index, layers)
 
     def __enter__(self) -> Self:
         return self
@@ -205,6 +206,7 @@ class LocalTraining:
             self._local.fixed = self.method.prepare(self._w, self._local)
             self._u = self._noise(self._w) if self.method.noisy_forward else {}
         self._seen = self._by.forward(self._w, self._local, self._u)
+        contract.check_forward(self.method, self._seen, self._w)
         for name, weights in self._seen.weights.items():
             self._parameters[name].data = _laid_out(weights, self._live[name])
         self._seen = replace(self._seen, weights={})  # the parameters hold them now
@@ -280,18 +282,6 @@ begin = LocalTraining  # reads better where a round begins: `local = begin(metho
 def _marks(parameters: Mapping[str, nn.Parameter]) -> list[tuple[int, int]]:
     """What reveals writing: where each parameter lies in memory, and how often it was written to in place."""
     return [(p.data_ptr(), p._version) for p in parameters.values()]
-
-
-def _check_parts(method: Method, parts: Mapping[str, Part], w: Tensors) -> None:
-    """Refuse missing parts and unlisted types of parts, so the method's author learns of it before a server does."""
-    who, kinds = f"{type(method).__name__}.encode", " or ".join(map(str, method.kinds))
-    if parts.keys() != w.keys():
-        raise MethodError(f"{who} gave parts for {list(parts)}, expected one for each of {list(w)}")
-    for layer, part in parts.items():
-        if not isinstance(part, tuple(kind.part for kind in method.kinds)):
-            raise MethodError(
-                f"{who} gave a {type(part).__name__} for {layer}, expected kind {kinds}; correct `kinds` or `encode`"
-            )
 
 
 def _change(start: Tensor, now: Tensor) -> Tensor:

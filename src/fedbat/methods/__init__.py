@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fedbat.contract import check_class, check_method
 from fedbat.errors import ConfigError
-from fedbat.method import Method, check_method
+from fedbat.method import Method
 from fedbat.methods.bifl import BiFL, BiFLFull
 from fedbat.methods.drive import DRIVE
 from fedbat.methods.eden import EDEN
@@ -50,6 +51,7 @@ def method_kind(name: str) -> type[Method]:
     if not isinstance(kind, type) or not issubclass(kind, Method):
         raise ConfigError(f"method {name!r} is no method; expected a subclass of fedbat.method.Method")
     check_settings(kind)
+    check_class(kind)
     return kind
 
 
