@@ -1,9 +1,12 @@
-"""Write results/cuda/README.md from the records that benchmarks/cuda_check.py left there."""
+"""Write results/cuda/README.md and the GPU figures of docs/performance.md from benchmarks/cuda_check.py's records."""
 
 import json
+import re
 from pathlib import Path
 
-FOLDER = Path(__file__).parent.parent / "results" / "cuda"
+ROOT = Path(__file__).parent.parent
+FOLDER, PERFORMANCE = ROOT / "results" / "cuda", ROOT / "docs" / "performance.md"
+_BLOCK = re.compile(r"(<!-- GPU (\w+), written by scripts/cuda_page.py -->\n).*?(<!-- end -->)", re.S)
 COLUMNS = {
     "time": ("dataset", "partition", "model", "method", "precision", "rounds", "seconds", "first_round", "median_round",
              "peak_MiB", "best_accuracy"),
@@ -35,17 +38,28 @@ def page() -> str:
         "makes them, on a machine with a GPU; a test fails when the engine's code has changed since.",
     ]
     for name, title in TITLES.items():
-        path = FOLDER / f"{name}.json"
-        if not path.exists():
-            continue
-        record = json.loads(path.read_text())
-        machine = record["machine"]
-        about = f"{machine['gpu']}, PyTorch {machine['torch']}, cuDNN {machine['cudnn']}, Python {machine['python']}"
-        lines += ["", f"## {title}", "", f"{about}. `python {machine['command']}`", ""]
-        columns = COLUMNS[name]
-        lines += ["| " + " | ".join(column.replace("_", " ") for column in columns) + " |", "|---" * len(columns) + "|"]
-        lines += ["| " + " | ".join(_shown(row[column]) for column in columns) + " |" for row in record["rows"]]
+        if (FOLDER / f"{name}.json").exists():
+            lines += ["", f"## {title}", "", *_table(name)]
     return "\n".join(lines) + "\n"
+
+
+def performance() -> str:
+    """docs/performance.md with its blocks of GPU figures written anew."""
+    return _BLOCK.sub(lambda found: "\n".join([found[1], *_table(found[2]), "", found[3]]), PERFORMANCE.read_text())
+
+
+def _table(name: str) -> list[str]:
+    """A record's machine, command and rows."""
+    record, columns = json.loads((FOLDER / f"{name}.json").read_text()), COLUMNS[name]
+    machine = record["machine"]
+    about = f"{machine['gpu']}, PyTorch {machine['torch']}, cuDNN {machine['cudnn']}, Python {machine['python']}"
+    return [
+        f"{about}. `python {machine['command']}`",
+        "",
+        "| " + " | ".join(column.replace("_", " ") for column in columns) + " |",
+        "|---" * len(columns) + "|",
+        *("| " + " | ".join(_shown(row[column]) for column in columns) + " |" for row in record["rows"]),
+    ]
 
 
 def _shown(value: object) -> str:
@@ -58,3 +72,4 @@ def _shown(value: object) -> str:
 
 if __name__ == "__main__":
     (FOLDER / "README.md").write_text(page())
+    PERFORMANCE.write_text(performance())

@@ -41,5 +41,7 @@ def test_whole_runs_take_no_longer_than_was_aimed_at():
     assert seconds["cifar10", "iid", "resnet10-narrow"] <= 75 and seconds["cifar10", "iid", "resnet10"] <= 100
 
 
-def test_the_page_is_what_the_records_say():
+def test_the_pages_are_what_the_records_say():
     assert (cuda_page.FOLDER / "README.md").read_text() == cuda_page.page()
+    text = cuda_page.PERFORMANCE.read_text()
+    assert text == cuda_page.performance() and "| fmnist | iid | cnn | fedbat | bf16 |" in text
