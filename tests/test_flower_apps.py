@@ -184,6 +184,7 @@ def test_an_optimizer_that_an_app_keeps_is_free_again_after_a_mistake():
             model = net()
             kept[partition] = model, torch.optim.SGD(model.parameters(), lr=0.1)
         model, optimizer = kept[partition]
+        model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
         begin(model, optimizer, 1)
         nn.functional.mse_loss(model(torch.randn(9, 6)), torch.zeros(9, 3)).backward()
         calls.append(partition)

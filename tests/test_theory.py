@@ -380,6 +380,8 @@ class Unquantized(FedBAT):
 class Identity(Unquantized):
     """FedBAT with S replaced by the identity: q = 0."""
 
+    pull_back = FedBAT.pull_back  # Eq. 8, as for S
+
     def forward(self, w, local, u):
         seen = super().forward(w, local, u)
         return Forward({k: w[k] + m for k, m in local.update.items()}, local.update, seen.shared)
