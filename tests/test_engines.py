@@ -13,6 +13,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -238,8 +239,18 @@ class Rolling(nn.Module):
         return self.net(x) * (random.random() < 0.5)
 
 
+class RollingByNumPy(Rolling):
+    def forward(self, x):
+        return self.net(x) * (np.random.random() < 0.5)
+
+
 @pytest.mark.parametrize(
-    ("model", "told"), [("Counting", "replaces level, .* write into it"), ("Rolling", "random numbers on the host")]
+    ("model", "told"),
+    [
+        ("Counting", "replaces level, .* write into it"),
+        ("Rolling", "random numbers on the host"),
+        ("RollingByNumPy", "random numbers on the host"),
+    ],
 )
 def test_what_a_recorded_step_would_get_wrong_is_refused(model, told, monkeypatch, caplog):
     federation = prepare(dataclasses.replace(SMALL, model=f"{__name__}:{model}"))

@@ -101,7 +101,7 @@ class Levels(Coded):
         """The code 2^width - 1 stands for no level."""
         most = 2 * num_steps(self.width)
         if self.numel and self.codes.max() > most:
-            raise WireError(f"level code {self.codes.max()}, expected at most {most}; the upload is damaged")
+            raise WireError(f"level code {self.codes.max()}, expected at most {most}; upload or method is at fault")
 
 
 class OddLevels(Coded):

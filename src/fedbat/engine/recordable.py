@@ -4,6 +4,7 @@ import copy
 import random
 from contextlib import suppress
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -21,13 +22,15 @@ def check_recordable(federation: Federation, device: torch.device) -> None:
     """Show a copy of the model two blank images, and refuse what would silently go wrong."""
     model = copy.deepcopy(federation.model).to(device).train()
     images = torch.zeros(2, *federation.data.spec.shape, device=device)
-    before, dice = _tensors(model), random.getstate()
+    before, dice, numpys = _tensors(model), random.getstate(), np.random.get_state()
     with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
         host = torch.get_rng_state()
         with suppress(Exception):  # a faulty model fails in training, and says why
             model(images)
-        drawn = random.getstate() != dice or (device.type == "cuda" and not torch.equal(torch.get_rng_state(), host))
+        drawn = random.getstate() != dice or str(np.random.get_state()) != str(numpys)
+        drawn |= device.type == "cuda" and not torch.equal(torch.get_rng_state(), host)
     random.setstate(dice)
+    np.random.set_state(numpys)
     if moved := [name for name, x in _tensors(model).items() if x is not before.get(name)]:
         raise CannotRecordError(
             f"the model's forward pass replaces {moved[0]}, which the cuda engine would not notice; write into it "
