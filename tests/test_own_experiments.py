@@ -68,7 +68,7 @@ def test_the_pages_sweep_runs_and_is_written_up(mine):
     run_python("-m", "fedbat", *sweep.split(), "--only", "split=dirichlet", "--engine", "sequential")
     done = run_python("-m", "fedbat", *write.split(), "--list")
     assert re.search(r"^mine +6 +3 ", done, re.M)
-    page = (mine / "RESULTS.md").read_text()
+    page = (mine / "grids-results" / "RESULTS.md").read_text()
     rows = re.findall(r"^\| dirichlet \| `(.*?)` \| [\d.]+ ± [\d.]+ \| 3 \|", page, re.M)
     assert rows == ["fedavg", "fedbat rho=2", "fedbat rho=6"] and "paper" not in page.split("## How to read")[0]
 

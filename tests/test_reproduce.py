@@ -514,6 +514,7 @@ def test_a_folder_of_ones_own_needs_a_table_and_nothing_else(tmp_path):
     ("file", "text", "sentence"),
     [
         ("mine", "[grid]\n", "mine.toml has no title; it needs title"),
+        ("mine", SMALL.replace("curves", "traffic"), 'mine.toml: a grid has no down, which view = "traffic" shows'),
         ("order", '[[part]]\ntable = "small"\n', "order.toml: a part has no seeds; it needs table, seeds"),
         (
             "order",
@@ -581,6 +582,25 @@ def test_the_command_runs_lists_and_writes(book, tmp_path, monkeypatch):
     assert text.exit_code == 0 and "0 records in RESULTS-text.md" in text.output
     assert "cells run, of all | 1 of 4 |" in (tmp_path / "RESULTS.md").read_text()
     assert (tmp_path / "results/figures/fmnist-mini-n12-rounds.png").is_file()
+
+
+def test_experiments_of_ones_own_leave_a_clone_as_it_is(tmp_path, monkeypatch):
+    """Their records and page have a folder of their own, in which its links are right."""
+    monkeypatch.chdir(tmp_path)
+    theirs = {"RESULTS.md": "# Results", "docs/page.md": "<!-- from the records: width -->\n<!-- end -->\n"}
+    for name, text in theirs.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(text)
+    traffic = SMALL.replace('"curves"', '"traffic"') + 'down = ["32", "4"]\n'
+    small_book(Path("grids"), {"small.toml": SMALL, "traffic.toml": traffic})
+    command = ["reproduce", "small", "--only", "split=iid", "--engine", "sequential", "--write"]
+    done = CliRunner().invoke(app, [*command, "--experiments", "grids"])
+    assert done.exit_code == 0, done.output
+    assert {name: Path(name).read_text() for name in theirs} == theirs and not Path("results").exists()
+    page = Path("grids-results/RESULTS.md").read_text()
+    assert "from the records in `grids-results/`" in page and "`grids/protocols.toml`" in page
+    links = re.findall(r"\]\(([^)#]+)\)", page)
+    assert links and all((Path("grids-results") / link).is_file() for link in links), links
 
 
 @pytest.mark.parametrize(
