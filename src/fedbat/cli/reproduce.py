@@ -2,7 +2,7 @@
 
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +13,8 @@ from fedbat.cli.options import INTERRUPTED, Device, EngineName, PrecisionName, c
 from fedbat.engine import check_engine
 from fedbat.errors import ConfigError
 from fedbat.reproduce.cells import Cell
-from fedbat.reproduce.record import Records
+from fedbat.reproduce.othercode import other_code, told
+from fedbat.reproduce.record import Record, Records
 from fedbat.reproduce.sweep import Settings, sweep
 from fedbat.reproduce.tables import ALL, KEYS, PROTOCOL, Book, load_book
 from fedbat.reproduce.theory.record import file_name, run_trials
@@ -111,12 +112,16 @@ def reproduce(
         status = _sweep(cells, settings) if cells else 0
         if trials and status != INTERRUPTED:
             run_trials(trials, results, say, deadline)
+        if cells and status != INTERRUPTED:
+            _say_other_code(_of_cells(cells, Records.load(results)), results)
         if status:
             raise typer.Exit(status)
     if list_ and name is None:
-        _print_list(book, Records.load(results))
+        _print_list(book, records := Records.load(results))
+        _say_other_code(records, results)
     elif list_:
-        _print_cells(cells, trials, Records.load(results))
+        _print_cells(cells, trials, records := Records.load(results))
+        _say_other_code(_of_cells(cells, records), results)
     if claims:
         _print_claims(book, Records.load(results))
     if write:
@@ -195,11 +200,23 @@ def _print_list(book: Book, records: Records) -> None:
 def _print_cells(cells: Sequence[Cell], trials: Sequence[Trial], records: Records) -> None:
     for cell in cells:
         record, fault = records.get(cell.identity), records.faults.get(cell.folder)
-        undone = f"not run yet; {fault}" if fault else "not run yet"
-        say(f"{cell.folder}: {undone if record is None else f'best {record.best:.2f} %'}")
+        if record is None:
+            say(f"{cell.folder}: not run yet" + (f"; {fault}" if fault else ""))
+        else:
+            by = f", by other code of {', '.join(modules)}" if (modules := other_code(record)) else ""
+            say(f"{cell.folder}: best {record.best:.2f} %{by}")
     for trial in trials:
         say(f"{file_name(trial)}: {'done' if trial in records.trials else 'not run yet'}")
     say(f"{_num_done(cells, trials, records)} of {len(cells) + len(trials)} done")
+
+
+def _of_cells(cells: Sequence[Cell], records: Records) -> list[Record]:
+    return [record for cell in cells if (record := records.get(cell.identity))]
+
+
+def _say_other_code(found: Iterable[Record], results: Path) -> None:
+    if sentence := told(found, results):
+        say(sentence)
 
 
 def _num_done(cells: Sequence[Cell], trials: Sequence[Trial], records: Records) -> int:
