@@ -112,4 +112,4 @@ def test_example_of_the_docs_runs_as_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):  # the second time the run is finished, and stays on the board
         exec(code, {})
-        assert len(told(tmp_path / "board" / "mine")["accuracy"]) == 2
+        assert len(told(tmp_path / "board" / "tracked")["accuracy"]) == 2
