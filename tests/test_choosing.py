@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -73,16 +74,29 @@ def test_without_records_nothing_is_recommended_and_everything_is_said_to_be_mis
     assert not any("nan" in text for text in blocks(BOOK, Records((made_up(row, 90),)), tmp_path).values())
 
 
-@pytest.mark.parametrize(("protocol", "filled"), [("authors", True), ("text", False)])
-def test_the_command_fills_the_pages_beside_the_records(tmp_path, protocol, filled):
+@pytest.mark.parametrize(
+    ("protocol", "experiments", "results", "filled"),
+    [
+        ("authors", "experiments", "results", True),
+        ("text", "experiments", "results", False),
+        ("authors", "grids", "results", False),
+        ("authors", "experiments", "my-results", False),
+    ],
+)
+def test_the_command_fills_the_pages_beside_the_repositorys_records(tmp_path, protocol, experiments, results, filled):
     page, plain = tmp_path / "docs" / "page.md", tmp_path / "docs" / "plain.md"
     page.parent.mkdir()
     page.write_text("<!-- from the records: width -->\n<!-- end -->\n")
     plain.write_text("words")
-    folders = ["--experiments", str(EXPERIMENTS), "--results", str(tmp_path / "results")]
+    # Claims point at the repository's tests.
+    shutil.copytree(EXPERIMENTS, tmp_path / experiments, ignore=shutil.ignore_patterns("claims.toml"))
+    folders = ["--experiments", str(tmp_path / experiments), "--results", str(tmp_path / results)]
     done = CliRunner().invoke(app, ["reproduce", "--write", "--protocol", protocol, *folders])
     assert done.exit_code == 0, done.output
     assert ("not measured yet" in page.read_text()) == filled and plain.read_text() == "words"
+    beside = (experiments, results) == ("experiments", "results")
+    page = tmp_path / ("" if beside else results) / f"RESULTS{'-text' if protocol == 'text' else ''}.md"
+    assert page.is_file() and f"from the records in `{results}/`" in page.read_text()
 
 
 # The width.

@@ -14,8 +14,10 @@ from safetensors import SafetensorError
 from torch import nn
 
 from fedbat.cli import _one_sentence_errors
+from fedbat.cli.options import short_names
 from fedbat.engine.workers import _Worker
 from fedbat.methods import METHODS
+from fedbat.methods.fedbat import FedBAT
 from fedbat.settings import settings_of
 from tests.command import FAST, fedbat, process
 
@@ -126,6 +128,29 @@ def test_compare_takes_seeds_and_variants_of_a_method(fedbat_here, tmp_path):
     (line,) = re.findall(r"^fedbat phi=0  +([-+].*)$", said.partition("against fedavg, points")[2], re.M)
     found = [float(number) for number in re.findall(r"[-+][\d.]+", line)[:3]]
     assert found == pytest.approx([(one + other) / 2, (one + other) / 2 - half, (one + other) / 2 + half], abs=0.006)
+
+
+class Tern(FedBAT):
+    """Of one's own."""
+
+
+def test_in_eighty_columns_names_and_footers_are_whole(fedbat_here, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    options = ["--rounds", 1, "--engine", "sequential", "--link", "up=1,down=8", "--out", tmp_path / "out"]
+    said = fedbat_here("compare", *FAST, "--methods", "fedavg,tests.test_cli:Tern rho=2", *options, check=0).stdout
+    assert len(re.findall(r"^Tern rho=2 +\d", said, re.M)) == 2  # what was run, and what it costs on the link
+    for footer in (
+        "bits: a parameter, biases, norms and headers included",
+        "saved: against float32; traffic: all",
+    ):
+        (line,) = (line for line in said.splitlines() if line.startswith(footer))
+        assert line == line.rstrip() and len(line) <= 80
+
+
+def test_a_name_without_its_module_is_one_only_where_it_names_one():
+    assert short_names(["fedavg", "a.b:C rho=2 down=4"]) == {"fedavg": "fedavg", "a.b:C rho=2 down=4": "C rho=2 down=4"}
+    for two in (["a:C", "b:C"], ["a:fedavg", "fedavg"]):
+        assert short_names(two) == dict(zip(two, two, strict=True))
 
 
 def interrupted(out, *args, by=signal.SIGINT):

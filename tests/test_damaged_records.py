@@ -65,6 +65,8 @@ DAMAGES = {  # to the summary, to the second line, and what is said of it
     "no seconds": (without("seconds"), same, "its seconds is None, expected"),
     "no machine": (without("machine"), same, "has no machine, expected an object"),
     "another engine": (but(engine=7), same, "has engine 7, expected an object or null"),
+    "odd own code": (but(own="mine"), same, "has own 'mine', expected an object"),
+    "odd own code later on": (but(resumed=[{"own": 3}]), same, "has own 3, expected an object"),
     "another seed": (but(seed=1), same, "its seed is 1, expected 0"),
     "an unknown method": (but(config={"method": "new"}), same, "a configuration this version cannot run"),
     "settings of words": (

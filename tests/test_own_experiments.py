@@ -28,7 +28,9 @@ from fedbat.simulation import initial_state, rounds
 from tests.local_training import finish
 
 PAGE = (Path(__file__).parent.parent / "docs" / "own-experiments.md").read_text()
-MINE, SCRIPT = re.findall(r"<!-- tests/test_own_experiments.py runs this.*? -->\n```python\n(.*?)```", PAGE, re.S)
+MINE, SCRIPT, TABLE = re.findall(
+    r"<!-- tests/test_own_experiments.py runs this.*? -->\n```python\n(.*?)```", PAGE, re.S
+)
 
 
 @pytest.fixture
@@ -48,14 +50,37 @@ def run_python(*command):
 @pytest.mark.slow
 def test_the_page_runs_on_the_command_line_and_from_python(mine):
     for line in re.findall(r"^fedbat (run .*)$", PAGE, re.M):
-        run_python("-m", "fedbat", *line.split(), "--engine", "cpu", "--out", "there")
-    summary = json.loads((mine / "there" / "summary.json").read_text())
+        run_python("-m", "fedbat", *line.split(), "--engine", "cpu")
+    summary = json.loads((mine / "runs" / "mine" / "summary.json").read_text())
     assert summary["config"]["dataset"] == "mine:stripes" and summary["config"]["model"] == "mine:small"
     assert summary["best_accuracy"] > 0.4  # a quarter is chance
     (mine / "script.py").write_text(SCRIPT)
     lines = run_python("script.py").splitlines()
     assert [line.split()[0] for line in lines] == ["0", "6"]
     assert all(len(json.loads(line.split(" ", 1)[1])) == 5 for line in lines)
+
+
+def recorded(folder):
+    """The rounds of a small run, as Python has them."""
+    federation = prepare(Experiment(model="tests.test_simulation:tiny", clients=8, per_round=2, rounds=2, epochs=1))
+    return run_recorded(federation, make_engine(federation, "sequential"), folder).rounds
+
+
+def test_the_pages_table_has_every_round_of_every_run(tmp_path, monkeypatch):
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    folders = [Path("runs") / name for name in ("mine", "both/fedavg", "both/fedbat")]
+    accuracies = {str(folder): {r.index + 1: r.accuracy for r in recorded(folder)} for folder in folders}
+    names = {}
+    exec(TABLE, names)
+    table = names["table"]
+    assert len(table) == 6 and table.pivot(index="round", columns="run", values="accuracy").to_dict() == accuracies
+
+
+def test_rounds_count_from_one_in_files_and_from_zero_in_python(tmp_path):
+    done = recorded(tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    assert [round_.index for round_ in done] == [0, 1] and [line["round"] for line in lines] == [1, 2]
 
 
 @pytest.mark.slow
@@ -68,7 +93,7 @@ def test_the_pages_sweep_runs_and_is_written_up(mine):
     run_python("-m", "fedbat", *sweep.split(), "--only", "split=dirichlet", "--engine", "sequential")
     done = run_python("-m", "fedbat", *write.split(), "--list")
     assert re.search(r"^mine +6 +3 ", done, re.M)
-    page = (mine / "RESULTS.md").read_text()
+    page = (mine / "grids-results" / "RESULTS.md").read_text()
     rows = re.findall(r"^\| dirichlet \| `(.*?)` \| [\d.]+ ± [\d.]+ \| 3 \|", page, re.M)
     assert rows == ["fedavg", "fedbat rho=2", "fedbat rho=6"] and "paper" not in page.split("## How to read")[0]
 

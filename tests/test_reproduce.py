@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import re
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from fedbat.reproduce import Cell, Record, Records, load_book, load_record
 from fedbat.reproduce.cells import canonical, configuration, identity
 from fedbat.reproduce.figures import Curves, draw_figures, pictures
 from fedbat.reproduce.metrics import weighted_error
+from fedbat.reproduce.othercode import other_code
 from fedbat.reproduce.pace import Machine, Pace
 from fedbat.reproduce.publish import publish
 from fedbat.reproduce.report import AGAINST, render
@@ -514,6 +516,7 @@ def test_a_folder_of_ones_own_needs_a_table_and_nothing_else(tmp_path):
     ("file", "text", "sentence"),
     [
         ("mine", "[grid]\n", "mine.toml has no title; it needs title"),
+        ("mine", SMALL.replace("curves", "traffic"), 'mine.toml: a grid has no down, which view = "traffic" shows'),
         ("order", '[[part]]\ntable = "small"\n', "order.toml: a part has no seeds; it needs table, seeds"),
         (
             "order",
@@ -581,6 +584,51 @@ def test_the_command_runs_lists_and_writes(book, tmp_path, monkeypatch):
     assert text.exit_code == 0 and "0 records in RESULTS-text.md" in text.output
     assert "cells run, of all | 1 of 4 |" in (tmp_path / "RESULTS.md").read_text()
     assert (tmp_path / "results/figures/fmnist-mini-n12-rounds.png").is_file()
+
+
+def test_experiments_of_ones_own_leave_a_clone_as_it_is(tmp_path, monkeypatch):
+    """Their records and page have a folder of their own, in which its links are right."""
+    monkeypatch.chdir(tmp_path)
+    theirs = {"RESULTS.md": "# Results", "docs/page.md": "<!-- from the records: width -->\n<!-- end -->\n"}
+    for name, text in theirs.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(text)
+    traffic = SMALL.replace('"curves"', '"traffic"') + 'down = ["32", "4"]\n'
+    small_book(Path("grids"), {"small.toml": SMALL, "traffic.toml": traffic})
+    command = ["reproduce", "small", "--only", "split=iid", "--engine", "sequential", "--write"]
+    done = CliRunner().invoke(app, [*command, "--experiments", "grids"])
+    assert done.exit_code == 0, done.output
+    assert {name: Path(name).read_text() for name in theirs} == theirs and not Path("results").exists()
+    page = Path("grids-results/RESULTS.md").read_text()
+    assert "from the records in `grids-results/`" in page and "`grids/protocols.toml`" in page
+    links = re.findall(r"\]\(([^)#]+)\)", page)
+    assert links and all((Path("grids-results") / link).is_file() for link in links), links
+
+
+def test_records_that_other_code_of_ones_own_made_are_named(tmp_path, monkeypatch, fedbat_here):
+    monkeypatch.chdir(tmp_path)
+    module = "from fedbat.methods.fedbat import FedBAT\n\n\nclass Mine(FedBAT):\n    pass\n"
+    Path("mymethods.py").write_text(module)
+    small_book(Path("grids"), {"small.toml": SMALL.replace('["fedavg", "fedbat"]', '["fedavg", "mymethods:Mine"]')})
+    mine = ("--experiments", "grids", "--engine", "sequential")
+    try:
+        first = fedbat_here("reproduce", "small", "--only", "split=iid", *mine, check=0).stdout
+        listed = fedbat_here("reproduce", "small", "--list", *mine, check=0).stdout
+        assert "other code" not in first + listed
+        Path("mymethods.py").write_text(module + "\n")
+        swept = fedbat_here("reproduce", "small", *mine, check=0).stdout
+        cells = fedbat_here("reproduce", "small", "--list", *mine, check=0).stdout
+        sys.modules.pop("mymethods")  # which a list of all tables may not need
+        tables = fedbat_here("reproduce", "--list", *mine, check=0).stdout
+    finally:
+        sys.modules.pop("mymethods", None)
+    for said in (swept, cells, tables):
+        assert said.count("1 record made by other code of mymethods than is there now") == 1
+        assert said.splitlines()[-1].endswith("to run a cell again, remove its folder from grids-results")
+    (named,) = re.findall(r"^(.*): best .*, by other code of mymethods$", cells, re.M)
+    assert (Path("grids-results") / named / "summary.json").is_file() and "iid" in named
+    Path("mymethods.py").unlink()
+    assert other_code(load_record(Path("grids-results") / named)) == []  # nothing to compare with
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,15 @@ def test_runs_of_the_same_name_do_not_erase_each_other(tmp_path, fedbat_here, co
     assert len(told(logged)["accuracy"]) == 1
 
 
+@pytest.mark.parametrize("command", ["run", "compare"])
+@pytest.mark.parametrize("board", ["README.md", "README.md/board"])
+def test_a_file_in_the_way_is_told_before_the_run_starts(tmp_path, fedbat_here, command, board):
+    (tmp_path / "README.md").write_text("mine")
+    refused = fedbat_here(command, *FAST, "--tensorboard", tmp_path / board, "--out", tmp_path / "r", check=2).stderr
+    assert f"{tmp_path / 'README.md'} is a file, expected a folder for TensorBoard's logs; name another" in refused
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+
+
 def test_without_tensorboard_the_way_to_it_is_told(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match="pip install tensorboard"):
@@ -112,4 +121,4 @@ def test_example_of_the_docs_runs_as_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):  # the second time the run is finished, and stays on the board
         exec(code, {})
-        assert len(told(tmp_path / "board" / "mine")["accuracy"]) == 2
+        assert len(told(tmp_path / "board" / "tracked")["accuracy"]) == 2

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,19 @@ def source_digest() -> str:
 
 def _own_modules(names: Iterable[str]) -> dict[str, str]:
     """The hash of the file of each module in the `package.module:name` among these, by module."""
-    found = {}
-    for module in (name.partition(":")[0] for name in names if ":" in name):
-        path = getattr(sys.modules.get(module), "__file__", None)
-        if path and (source := Path(path)).is_file():
-            found[module] = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
-    return found
+    modules = (name.partition(":")[0] for name in names if ":" in name)
+    return {module: digest for module in modules if (digest := own_digest(module))}
+
+
+def own_digest(module: str) -> str | None:
+    """The hash of a module's file as it is now, whether imported or not; None if it has none or cannot be found."""
+    try:
+        path = getattr(sys.modules.get(module), "__file__", None) or getattr(find_spec(module), "origin", None)
+    except (ImportError, ValueError):  # its package is gone, or it was made without a file
+        return None
+    if path is None or not (source := Path(path)).is_file():
+        return None
+    return hashlib.sha256(source.read_bytes()).hexdigest()[:16]
 
 
 def _numba() -> str | None:

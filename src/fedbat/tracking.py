@@ -64,7 +64,9 @@ class TensorBoard:
 
 
 def check_board(folder: Path, run: Path) -> None:
-    """Refuse a folder in which another run is logged, as that log would be lost."""
+    """Refuse a folder in which another run is logged, as that log would be lost, or that cannot be made."""
+    if found := next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None):
+        raise ConfigError(f"{found} is a file, expected a folder for TensorBoard's logs; name another")
     owner = folder / _OWNER
     if owner.exists() and (other := owner.read_text().strip()) != str(run.resolve()):
         raise ConfigError(f"{folder} is the log of another run, {other}; name another folder for TensorBoard")

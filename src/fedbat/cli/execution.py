@@ -72,8 +72,8 @@ def execute(
             tracker.round(round_)
 
     with (
-        closing(make_engine(federation, how.engine, how.device, cast(Precision, how.precision), workers)) as engine,
         _tracker(how, folder, whole) as tracker,
+        closing(make_engine(federation, how.engine, how.device, cast(Precision, how.precision), workers)) as engine,
     ):
         try:
             with view:

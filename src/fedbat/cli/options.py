@@ -1,6 +1,7 @@
 """What the commands share: their options, the console, and ways to print to it."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -159,6 +160,12 @@ def new_table(label: str, *figures: str) -> Table:
     for figure in figures:
         table.add_column(figure, justify="right", no_wrap=True)
     return table
+
+
+def short_names(labels: Sequence[str]) -> dict[str, str]:
+    """What tables call runs: a method of one's own without its module, if all names stay different."""
+    short = {label: re.sub(r"^\S+:", "", label) for label in labels}
+    return short if len(set(short.values())) == len(short) else dict(zip(labels, labels, strict=True))
 
 
 def pairs(option: str, texts: list[str] | None, example: str) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedbat.cli.options import LINK, Target, console, new_table, say
+from fedbat.cli.options import LINK, Target, console, new_table, say, short_names
 from fedbat.cli.report import Folders, readable_runs
 from fedbat.errors import ConfigError
 from fedbat.link import Link, mean_times, parse_link
@@ -81,11 +81,12 @@ def _print(priced: "PricedGroup", title: str, link: Link, usual: bool) -> None:
     say(f"\n{title}: {priced.link}")
     say(f"rounds, traffic, time: until {100 * priced.target:.2f} % accuracy{why}; the rest: a mean round, in seconds")
     table = new_table("run", "best %", "rounds", "traffic", "time", "a round", "down", "compute", "up")
+    names = short_names([run.label for run in priced.runs])
     for run in priced.runs:
         times, costs = mean_times(run.times), run.costs
         reached = (str(costs.rounds), megabytes(costs.num_bytes), _seconds(costs.seconds)) if costs else ("–",) * 3
         parts = (times.total, times.down, times.computing, times.up)
-        label = f"{run.label} ({run.run.unfinished})" if run.run.unfinished else run.label
+        label = names[run.label] + (f" ({run.run.unfinished})" if run.run.unfinished else "")
         table.add_row(label, f"{run.run.record.best:.2f}", *reached, *(f"{part:.3g}" for part in parts))
     console.print(table)
     best = max(run.run.record.best for run in priced.runs)

@@ -2,7 +2,7 @@
 
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,13 +13,15 @@ from fedbat.cli.options import INTERRUPTED, Device, EngineName, PrecisionName, c
 from fedbat.engine import check_engine
 from fedbat.errors import ConfigError
 from fedbat.reproduce.cells import Cell
-from fedbat.reproduce.record import Records
+from fedbat.reproduce.othercode import other_code, told
+from fedbat.reproduce.record import Record, Records
 from fedbat.reproduce.sweep import Settings, sweep
 from fedbat.reproduce.tables import ALL, KEYS, PROTOCOL, Book, load_book
 from fedbat.reproduce.theory.record import file_name, run_trials
 from fedbat.reproduce.theory.trials import Trial
 
 _INDENT = " " * 6  # of the lines about a claim
+_EXPERIMENTS, _RESULTS = "experiments", "results"  # the repository's, side by side
 
 
 def reproduce(
@@ -31,7 +33,12 @@ def reproduce(
         ),
     ] = False,
     write: Annotated[
-        bool, typer.Option("--write", help="Write RESULTS.md, its figures and the generated parts of docs/.")
+        bool,
+        typer.Option(
+            "--write",
+            help="Write RESULTS.md, its figures and the generated parts of docs/; for experiments of your own the page "
+            "and figures in the folder of their records.",
+        ),
     ] = False,
     claims: Annotated[bool, typer.Option("--claims", help="Judge the paper's claims by the records.")] = False,
     seeds: Annotated[
@@ -56,8 +63,14 @@ def reproduce(
     device: Device = None,
     precision: PrecisionName = "fp32",
     jobs: Annotated[int, typer.Option(help="Cells to run at once, each in a process of its own.")] = 1,
-    experiments: Annotated[Path, typer.Option(help="Folder of the experiment files.")] = Path("experiments"),
-    results: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("results"),
+    experiments: Annotated[Path, typer.Option(help="Folder of the experiment files.")] = Path(_EXPERIMENTS),
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the records. Default: results; for --experiments grids, grids-results beside it.",
+            show_default=False,
+        ),
+    ] = None,
     work: Annotated[Path, typer.Option(help="Folder of unfinished runs.")] = Path("runs/reproduce"),
 ) -> None:
     """Run the cells of a table or figure of the paper that have no record yet.
@@ -88,7 +101,7 @@ def reproduce(
         raise ConfigError("nothing to do; name a table, or use --list, --claims or --write")
     if name is None and (seeds or only or minutes is not None):
         raise ConfigError("--seeds, --only and --minutes choose what is run; name a table or a figure, or all")
-    book = load_book(experiments, protocol)
+    book, results = load_book(experiments, protocol), results or _usual_results(experiments)
     if name is not None:
         chosen = (name, _seeds(seeds), dict(pairs("--only", only, "dataset=fmnist")))
         cells, trials = book.cells(*chosen), book.trials(*chosen)
@@ -99,12 +112,16 @@ def reproduce(
         status = _sweep(cells, settings) if cells else 0
         if trials and status != INTERRUPTED:
             run_trials(trials, results, say, deadline)
+        if cells and status != INTERRUPTED:
+            _say_other_code(_of_cells(cells, Records.load(results)), results)
         if status:
             raise typer.Exit(status)
     if list_ and name is None:
-        _print_list(book, Records.load(results))
+        _print_list(book, records := Records.load(results))
+        _say_other_code(records, results)
     elif list_:
-        _print_cells(cells, trials, Records.load(results))
+        _print_cells(cells, trials, records := Records.load(results))
+        _say_other_code(_of_cells(cells, records), results)
     if claims:
         _print_claims(book, Records.load(results))
     if write:
@@ -127,19 +144,35 @@ def _write(book: Book, records: Records, results: Path) -> None:
 
     shown = Results(book, records)
     suffix = "" if book.protocol.name == PROTOCOL else f"-{book.protocol.name}"
-    page, figures = results.parent / f"RESULTS{suffix}.md", results / f"figures{suffix}"
-    page.write_text(render(book, records, figures.relative_to(results.parent)))
+    place = results.parent if _are_the_repositorys(book.folder, results) else results
+    page, figures = place / f"RESULTS{suffix}.md", results / f"figures{suffix}"
     drawn = draw_figures(book, records, figures)
+    page.write_text(render(book, records, figures.relative_to(place), results.resolve().name))
     say(f"{len(shown.records) + len(shown.trials)} records in {page}, {len(drawn)} pictures in {figures}")
-    if book.protocol.name == PROTOCOL:
+    if book.protocol.name == PROTOCOL and place != results:
         _fill_pages(book, records, results)
+
+
+def _usual_results(experiments: Path) -> Path:
+    """Where records go unless told otherwise: own experiments never write among the committed records of a clone."""
+    name = experiments.resolve().name
+    return experiments.parent / (_RESULTS if name == _EXPERIMENTS else f"{name}-results")
+
+
+def _are_the_repositorys(experiments: Path, results: Path) -> bool:
+    """Whether these two folders are laid out as in a clone, which has the page about them and docs/ beside them."""
+    root = experiments.resolve().parent
+    return (experiments.resolve(), results.resolve()) == (root / _EXPERIMENTS, root / _RESULTS)
 
 
 def _fill_pages(book: Book, records: Records, results: Path) -> None:
     """Fill in what pages in docs/ say about the records."""
     from fedbat.reproduce.blocks import block_names, fill
+    from fedbat.reproduce.choosing.choices import has_choices
     from fedbat.reproduce.choosing.page import blocks
 
+    if not has_choices(book):
+        return
     pages = {path: path.read_text() for path in sorted((results.parent / "docs").glob("*.md"))}
     pages = {path: text for path, text in pages.items() if block_names(text)}
     made = blocks(book, records, results) if pages else {}
@@ -167,11 +200,23 @@ def _print_list(book: Book, records: Records) -> None:
 def _print_cells(cells: Sequence[Cell], trials: Sequence[Trial], records: Records) -> None:
     for cell in cells:
         record, fault = records.get(cell.identity), records.faults.get(cell.folder)
-        undone = f"not run yet; {fault}" if fault else "not run yet"
-        say(f"{cell.folder}: {undone if record is None else f'best {record.best:.2f} %'}")
+        if record is None:
+            say(f"{cell.folder}: not run yet" + (f"; {fault}" if fault else ""))
+        else:
+            by = f", by other code of {', '.join(modules)}" if (modules := other_code(record)) else ""
+            say(f"{cell.folder}: best {record.best:.2f} %{by}")
     for trial in trials:
         say(f"{file_name(trial)}: {'done' if trial in records.trials else 'not run yet'}")
     say(f"{_num_done(cells, trials, records)} of {len(cells) + len(trials)} done")
+
+
+def _of_cells(cells: Sequence[Cell], records: Records) -> list[Record]:
+    return [record for cell in cells if (record := records.get(cell.identity))]
+
+
+def _say_other_code(found: Iterable[Record], results: Path) -> None:
+    if sentence := told(found, results):
+        say(sentence)
 
 
 def _num_done(cells: Sequence[Cell], trials: Sequence[Trial], records: Records) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rich.table import Table
 
-from fedbat.cli.options import console, new_table
+from fedbat.cli.options import console, new_table, short_names
 from fedbat.experiment import Federation
 from fedbat.records import summarize
 from fedbat.reproduce.estimates import UNKNOWN, Estimate, own_spread
@@ -33,7 +33,8 @@ def print_table(done: Sequence[Done]) -> None:
     Accuracies over several seeds are means with standard deviations. Traffic is up and down, over all clients and
     rounds of a run.
     """
-    variants = by_variant(done)
+    found = by_variant(done)
+    variants = {name: found[label] for label, name in short_names(list(found)).items()}
     late, tail = _late(done)
     several = len(variants) < len(done)  # their wider figures leave no room for all columns
     few, all_ = ("run", "best %", late), ("bits up", "down", "saved up", "both", "traffic", "seconds")
@@ -52,8 +53,9 @@ def print_table(done: Sequence[Done]) -> None:
         accuracies = (_percent(runs, figure) for figure in _accuracies(tail))
         table.add_row(label, *accuracies, *(figures[2:-1] if several else figures))
     console.print(table)
-    what = "" if several else "bits: a parameter, biases, norms and headers included; "
-    console.print(f"{what}saved: against float32; traffic: all clients and rounds", style="dim")
+    if not several:
+        console.print("bits: a parameter, biases, norms and headers included", style="dim")
+    console.print("saved: against float32; traffic: all clients and rounds", style="dim")
     _print_other_models(variants, late, tail)
     if several:
         console.print(f"means ± standard deviations over {len(done) // len(variants)} seeds", style="dim")

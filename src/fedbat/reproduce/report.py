@@ -24,8 +24,9 @@ _COLUMNS = ("split", "method", "paper", "ours", "n", "difference", "last ten", "
 _WORDS = ("split", "method")
 
 
-def render(book: Book, records: Records, figures: Path) -> str:
-    """The whole page; `figures` is the path from the page to the pictures."""
+def render(book: Book, records: Records, figures: Path, folder: str = "results") -> str:
+    """The whole page; `figures` is the path from the page to the pictures, `folder` names that of the records."""
+    files = book.folder.resolve().name
     results, findings = Results(book, records), judge_all(book, records)
     known = [note.only for note in book.notes]
     open_ = [r for r in results.deviating() if not any(matches(r.row.point, only) for only in known)]
@@ -33,15 +34,15 @@ def render(book: Book, records: Records, figures: Path) -> str:
         [
             "# Results",
             "",
-            "Written by `fedbat reproduce --write` from the records in `results/`; not to be edited.",
-            *([f"Protocol: {book.protocol.title} (`experiments/protocols.toml`)."] if book.protocol.partition else []),
+            f"Written by `fedbat reproduce --write` from the records in `{folder}/`; not to be edited.",
+            *([f"Protocol: {book.protocol.title} (`{files}/protocols.toml`)."] if book.protocol.partition else []),
             "",
             *_summary(results, findings, len(open_)),
             *_reached(book, results),
             *_how_to_read(book),
             *itertools.chain.from_iterable(_section(found, book, results, figures) for found in _in_order(book)),
-            *_to_be_looked_into(open_),
-            *(_claims(findings) if findings else []),
+            *_to_be_looked_into(open_, files),
+            *_claims(findings, files),
         ]
     )
 
@@ -125,12 +126,12 @@ def _anchor(title: str) -> str:
     return "#" + title.lower().replace(" ", "-")
 
 
-def _to_be_looked_into(open_: Sequence[Result]) -> Iterator[str]:
+def _to_be_looked_into(open_: Sequence[Result], files: str) -> Iterator[str]:
     yield from [
         f"## {_OPEN}",
         "",
         f"Cells further from the paper than {WITHIN:g} point and twice the standard deviation it prints, for which",
-        "`experiments/notes.toml` has no note yet.",
+        f"`{files}/notes.toml` has no note yet.",
         "",
     ]
     words = ("data set", "clients", "split", "method")
@@ -149,14 +150,14 @@ def _to_be_looked_into(open_: Sequence[Result]) -> Iterator[str]:
     yield from table(header, rows, words) if rows else ["None.", ""]
 
 
-def _claims(findings: Sequence[Finding]) -> Iterator[str]:
+def _claims(findings: Sequence[Finding], files: str) -> Iterator[str]:
     if not findings:
         return
     yield from [
         f"## {_CLAIMS}",
         "",
         "Each sentence that records can check, judged by differences between runs of the same seed. Its exact form and",
-        "the margins given to vague words are in `experiments/claims.toml`, the rules in `experiments/README.md`. *the",
+        f"the margins given to vague words are in `{files}/claims.toml`, the rules in `experiments/README.md`. *the",
         "paper's numbers* is the verdict on what the paper prints. *for / against / open* counts comparisons whose",
         "interval lies where the claim has it, elsewhere, or across the border; those not run yet are open. *decided",
         "by* names the one that decides. *spread from* says where the standard deviation is from.",

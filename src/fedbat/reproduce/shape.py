@@ -14,6 +14,7 @@ _SUMMARY = {
     "machine": (dict,),
     "engine": (dict, type(None)),
 }
+_NEWER = {"layers": (list,), "resumed": (list,)}  # not in the first records
 _LINE = {
     "round": _NUMBER,
     "accuracy": _NUMBER,
@@ -28,7 +29,10 @@ _LINE = {
 
 def check_summary(summary: Mapping[str, Any], where: str) -> None:
     """Raise DataError for a summary that cannot be used."""
-    _check(summary, _SUMMARY if "layers" not in summary else _SUMMARY | {"layers": (list,)}, where)
+    there = {name: types for name, types in _NEWER.items() if name in summary}
+    _check(summary, _SUMMARY | there, where)
+    for leg in (summary, *summary.get("resumed", ())):
+        _check(leg, {"own": (dict,)} if "own" in leg else {}, where)
 
 
 def check_line(line: Any, num_layers: int | None, where: str) -> None:

@@ -237,6 +237,8 @@ def _table(folder: Path, name: str, file: Mapping[str, Any], protocol: Protocol)
     found = file.get("grid", [])
     entries = found if isinstance(found, list) else [found]
     grids = tuple(_grid(place, entry, paper, protocol, file.get("fixed", {})) for entry in entries)
+    if view == "traffic" and not all("down" in grid.keys for grid in grids):
+        raise ConfigError(f'{place}: a grid has no down, which view = "traffic" shows; add down = ["32", "4"], say')
     return Table(name, file["title"], file.get("label"), view, grids, read_trials(place, file.get("trial", [])))
 
 

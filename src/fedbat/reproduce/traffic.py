@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from fedbat.reproduce import markdown
+from fedbat.reproduce.choosing.choices import has_choices
 from fedbat.reproduce.results import Result, Results
 from fedbat.reproduce.tables import Book, Row, Table
 
@@ -24,6 +25,7 @@ _COLUMNS = (
 
 def section(table: Table, book: Book, results: Results) -> Iterator[str]:
     """A table for each data set."""
+    which = " [Which to\nchoose](docs/choosing.md)." if has_choices(book) else ""
     yield from [
         "The model goes down with 32 bits a weight, in a few bits, or as one-bit changes that clients follow",
         "(`--down`); the server keeps the true one. *best* and *last ten* are the true model's, *received* what",
@@ -31,8 +33,7 @@ def section(table: Table, book: Book, results: Results) -> Iterator[str]:
         "that the server keeps (`--average`), for which nothing is sent. Bytes are those of a client in a round, as",
         "packed, first downloads and catching up included; *saving* is against float32 both ways. Runs from",
         "other tables without an averaged model are included. The pictures show the last ten rounds: of the averaged",
-        "model, which chance moves least, or of the model itself if one of the runs kept no average. [Which to",
-        "choose](docs/choosing.md).",
+        f"model, which chance moves least, or of the model itself if one of the runs kept no average.{which}",
         "",
     ]
     for (dataset, clients), rows in results.groups(table):

@@ -54,6 +54,11 @@ class Compared:
         return costs_little(self.points.values())
 
 
+def has_choices(book: Book) -> bool:
+    """Whether these experiments have the tables that docs/choosing.md is about; those of one's own need not."""
+    return book.tables.keys() >= set(TABLES)
+
+
 class Choices:
     """The choices planned and run at each place."""
 
