@@ -623,7 +623,7 @@ def test_records_that_other_code_of_ones_own_made_are_named(tmp_path, monkeypatc
     finally:
         sys.modules.pop("mymethods", None)
     for said in (swept, cells, tables):
-        assert said.count("1 record made by other code of mymethods than is there now") == 1
+        assert said.count("made by other code of mymethods than is there now: 1 record, marked by --list") == 1
         assert said.splitlines()[-1].endswith("to run a cell again, remove its folder from grids-results")
     (named,) = re.findall(r"^(.*): best .*, by other code of mymethods$", cells, re.M)
     assert (Path("grids-results") / named / "summary.json").is_file() and "iid" in named

@@ -25,6 +25,6 @@ def told(records: Iterable[Record], results: Path) -> str | None:
         return None
     changed = ", ".join(sorted({module for modules in found.values() for module in modules}))
     return (
-        f"{count(len(found), 'record')} made by other code of {changed} than is there now, named by --list; "
+        f"made by other code of {changed} than is there now: {count(len(found), 'record')}, marked by --list; "
         f"to run a cell again, remove its folder from {results}"
     )
