@@ -1,10 +1,11 @@
 """Which quantizer of the model's way down is best at two and three bits, by its error and by training with it.
 
-    python benchmarks/quantizers.py [--rounds 15] [--widths 2,3]
+    python benchmarks/quantizers.py [--method fedavg] [--partition iid] [--rounds 20] [--widths 2,3] [--only NAME,...]
 
-Every quantizer has 2^bits levels and one scale for each output channel. FedBAT trains Fashion-MNIST's CNN with ten of a
-hundred clients a round and two local epochs; `error` is the squared error of the last snapshot over the model's square,
-`received` and `true` are the accuracies of what clients get and of the server's model, means of the last five rounds.
+Every quantizer has 2^bits levels and one scale for each output channel. A method trains Fashion-MNIST's CNN with ten of
+a hundred clients a round and two local epochs, on the CPU in bf16. `bits` are those a weight takes on average, `error`
+is the sum over layers of the last snapshot's relative squared errors; `received` and `true` are the accuracies of what
+clients get and of the server's model, `average` that of the averaged model (0.9), all means of the last five rounds.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedbat.channels import Channels, levels_of
-from fedbat.downlink import DOWNLINKS, Downlink, Public
+from fedbat.downlink import DOWNLINKS, Downlink, Public, graded_widths
 from fedbat.engine import make_engine
 from fedbat.experiment import Experiment, prepare
 from fedbat.layout import Layout
@@ -75,55 +76,78 @@ def fitted(rows: Tensor, width: int) -> Tensor:
     return best_scales(rows, chosen)[:, None] * chosen
 
 
-QUANTIZERS: dict[str, Quantizer] = {
-    "even levels, largest weight fits": even_max,
-    "even levels, best scale": even_best,
-    "Lloyd-Max for the normal law, rms": normal_rms,
-    "the same, best scale (fedbat)": ours,
-    "Lloyd-Max fitted to each tensor": fitted,
-}
-
-
 @dataclass
 class Trial(Downlink):
-    """A snapshot by any quantizer."""
+    """A snapshot by any quantizer, with as many bits for every tensor or with more for smaller ones."""
 
     quantize: Quantizer
     width: int
+    graded: bool = False
+    bits: float = 0.0
     error: float = 0.0
 
     def publish(self, layout: Layout, w: Tensors, before: Public | None, version: int) -> Public:
-        sent, lost, size = dict(w), 0.0, 0.0
+        sent, errors, bits, numel = dict(w), 0.0, 0, 0
+        graded = graded_widths(layout, self.width)
         for entry in layout.compressed:
+            width = graded[entry.name] if self.graded else self.width
             rows = w[entry.name].reshape(len(w[entry.name]), -1)
-            found = self.quantize(rows, self.width)
-            lost, size = lost + float((rows - found).square().sum()), size + float(rows.square().sum())
+            found = self.quantize(rows, width)
+            errors += float((rows - found).square().sum() / rows.square().sum())
+            bits, numel = bits + width * rows.numel(), numel + rows.numel()
             sent[entry.name] = found.view(entry.shape)
-        self.error = lost / size
+        self.error, self.bits = errors, bits / numel
         return Public(sent, 0)
 
 
-def train(name: str, num: int) -> tuple[float, float]:
-    """Accuracies of what clients get and of the true model, in percent."""
-    federation = prepare(Experiment(method="fedbat", dataset="fmnist", epochs=2, rounds=num, down=name))
-    with closing(make_engine(federation, "cpu")) as engine:
-        found = [round_ for round_, _ in rounds(federation, engine, initial_state(federation))][-5:]
-    received = statistics.mean((r.received or r).accuracy for r in found)
-    return 100 * received, 100 * statistics.mean(r.accuracy for r in found)
+TRIALS: dict[str, Callable[[int], Trial]] = {
+    "even levels, largest weight fits": lambda width: Trial(even_max, width),
+    "even levels, best scale": lambda width: Trial(even_best, width),
+    "Lloyd-Max for the normal law, rms": lambda width: Trial(normal_rms, width),
+    "the same, best scale": lambda width: Trial(ours, width),
+    "Lloyd-Max fitted to each tensor": lambda width: Trial(fitted, width),
+    "best scale, graded widths (fedbat)": lambda width: Trial(ours, width, graded=True),
+}
+
+
+def train(down: str, options: argparse.Namespace) -> str:
+    """Accuracies of what clients get, of the true model and of its average, in percent."""
+    federation = prepare(
+        Experiment(
+            method=options.method,
+            dataset="fmnist",
+            partition=options.partition,
+            epochs=2,
+            rounds=options.rounds,
+            down=down,
+            average=0.9,
+        )
+    )
+    with closing(make_engine(federation, "cpu", precision="bf16")) as engine:
+        last = [round_ for round_, _ in rounds(federation, engine, initial_state(federation))][-5:]
+    of_clients = [(r.received or r).accuracy for r in last]
+    averages = [r.averaged.accuracy for r in last if r.averaged]
+    found = (of_clients, [r.accuracy for r in last], averages)
+    return "".join(f"{100 * statistics.mean(x):9.1f}" for x in found)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--method", default="fedavg")
+    parser.add_argument("--partition", default="iid")
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--widths", default="2,3")
+    parser.add_argument("--only", help="names of trials, or parts of them", default="")
     options = parser.parse_args()
-    print(f"fmnist, iid, {options.rounds} rounds{'error':>29} received   true", flush=True)
-    print("32 bits{:>42}   {:8.1f} {:6.1f}".format("", *train("32", options.rounds)), flush=True)
+    head = f"{options.method}, fmnist {options.partition}, {options.rounds} rounds"
+    print(f"{head:44s} bits  error received     true  average", flush=True)
+    print(f"{'32 bits':56s}{train('32', options)}", flush=True)
     for width in map(int, options.widths.split(",")):
-        for name, quantize in QUANTIZERS.items():
-            trial = DOWNLINKS["trial"] = Trial(quantize, width)
-            received, true = train("trial", options.rounds)
-            print(f"{width} bits  {name:36s}{trial.error:10.3f} {received:8.1f} {true:6.1f}", flush=True)
+        for name, make in TRIALS.items():
+            if any(part in name for part in options.only.split(",")):
+                trial = DOWNLINKS["trial"] = make(width)
+                scores = train("trial", options)
+                print(f"{width} bits  {name:36s} {trial.bits:4.2f} {trial.error:6.3f}{scores}", flush=True)
 
 
 if __name__ == "__main__":

@@ -136,6 +136,7 @@ def messages() -> list[tuple[str, int, list[tuple[Any, ...]]]]:
                 ("none", "float32", [3, 0], channels(0, 2, [])),
             ],
         ),
+        ("graded", 13, [(f"b{b}", "float32", [2, 7], channels(14, b, [0.1 * b, 1 / 3])) for b in (5, 6, 7)]),
     ]
 
 
@@ -197,7 +198,8 @@ def odd_levels(count: int, width: int, step: float) -> dict[str, Any]:
 
 def channels(count: int, width: int, scales: list[float]) -> dict[str, Any]:
     codes, scales = [5 * i % 2**width for i in range(count)], [_float32(scale) for scale in scales]
-    table = [_float32((2 * k - 255) / 255) for k in range(256)] if width == 8 else _lloyd_max(width)
+    top = 2**width - 1
+    table = [_float32((2 * k - top) / top) for k in range(top + 1)] if width > 4 else _lloyd_max(width)
     values = [_float32(scales[i * len(scales) // count] * table[code]) for i, code in enumerate(codes)]
     return {"kind": "channels", "width": width, "scales": scales, "codes": codes, "values": values}
 

@@ -1,6 +1,7 @@
 """Few bits down: the snapshot's quantizer and bytes, the true model kept at the server, and the averaged model."""
 
 import dataclasses
+import itertools
 import json
 import math
 from itertools import pairwise
@@ -15,13 +16,13 @@ from fedbat import Payload, layout_of
 from fedbat.averaging import averaged
 from fedbat.channels import WIDTHS, Channels, levels_of
 from fedbat.checkpoint import Checkpoint
-from fedbat.downlink import DOWNLINKS, FOLLOW, FULL, Public, snapshot
+from fedbat.downlink import DOWNLINKS, FOLLOW, FULL, SNAPSHOTS, Public, graded_widths, snapshot
 from fedbat.engine import SequentialEngine
 from fedbat.errors import ConfigError, WireError
 from fedbat.experiment import Experiment, prepare
 from fedbat.following import Follower, Leader, follow, message_bytes
 from fedbat.gaussian import gaussian_levels
-from fedbat.layout import tensors_of
+from fedbat.layout import Entry, Layout, tensors_of
 from fedbat.models import build_model
 from fedbat.packing import num_bytes
 from fedbat.parts import Reader, Record
@@ -60,11 +61,11 @@ def test_error_on_normal_weights_is_the_least_possible(width, expected, rng):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_width_beats_the_scale_that_fits_the_largest_weight(width, rng):
+def test_every_width_is_as_good_as_steps_up_to_the_largest_weight_and_few_bits_are_better(width, rng):
     x = torch.randn(32, 300, generator=rng)
     largest, steps = x.abs().amax(1, keepdim=True), 2 ** (width - 1) - 1
     plain = ((x / largest * steps).round() / steps * largest - x).square().mean() / x.square().mean()
-    assert relative_error(x, width) < float(plain)
+    assert relative_error(x, width) < (0.9 if width <= 4 else 1.02) * float(plain)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -78,10 +79,10 @@ def test_a_part_survives_its_bytes_and_has_no_more_of_them(width, rng):
     assert torch.equal(again.unpack(), part.unpack()) and not part.unpack().view_as(x)[2].any()
 
 
-@pytest.mark.parametrize("record", [Record(4, 5, 6), Record(4, 2, 0), Record(4, 2, 7), Record(4, 2, 271)])
-def test_a_damaged_record_is_refused(record):
+@pytest.mark.parametrize(("width", "channels"), [(1, 6), (9, 6), (2, 0), (2, 7), (2, 271)])
+def test_a_damaged_record_is_refused(width, channels):
     with pytest.raises(WireError):
-        Channels.parse(record, 270, Reader(memoryview(bytes(10_000))))
+        Channels.parse(Record(4, width, channels), 270, Reader(memoryview(bytes(10_000))))
 
 
 def some_model():
@@ -97,10 +98,36 @@ def test_what_clients_receive_is_what_the_bytes_say(down):
     assert all(torch.equal(sent.w[entry.name], w[entry.name]) for entry in layout.rest)
     assert [(k, x.dtype, x.shape) for k, x in sent.w.items()] == [(k, x.dtype, x.shape) for k, x in w.items()]
     bits = 8 * sent.num_bytes / sum(entry.numel for entry in layout)
-    assert int(down) <= bits < int(down) + 0.35 and (sent.w is w) == (down == FULL)
+    assert int(down) <= bits < int(down) + 0.6 and (sent.w is w) == (down == FULL)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("narrowest", [2, 3, 4])
+def test_no_other_widths_give_a_smaller_sum_of_relative_errors_for_as_many_bits(narrowest):
+    """A bit more takes a tensor's relative error to a quarter; against all other ways to spend the bits."""
+    sizes = [1000, 300, 249, 60, 7]
+    layout = Layout(Entry(str(n), "compress", torch.float32, torch.Size([1, n])) for n in sizes)
+    ours = [graded_widths(layout, narrowest)[str(n)] for n in sizes]
+    assert ours[0] == narrowest and ours == sorted(ours)
+
+    def bits(widths):
+        return sum(n * b for n, b in zip(sizes, widths, strict=True))
+
+    def error(widths):
+        return sum(0.25**b for b in widths)
+
+    others = itertools.product(range(1, 10), repeat=len(sizes))
+    assert all(error(widths) >= error(ours) for widths in others if bits(widths) <= bits(ours))
+
+
+def test_no_tensor_gets_more_than_eight_bits_and_empty_ones_do_not_matter():
+    shapes = {"large": [10, 100_000], "one": [1, 1], "empty": [0, 3]}
+    layout = Layout(Entry(name, "compress", torch.float32, torch.Size(shape)) for name, shape in shapes.items())
+    assert graded_widths(layout, 2) == {"large": 2, "one": 8, "empty": 8}
+    assert graded_widths(layout, 8) == dict.fromkeys(shapes, 8)
+    assert graded_widths(Layout(), 2) == {}
+
+
+@pytest.mark.parametrize("width", [int(width) for width in SNAPSHOTS])
 def test_a_snapshot_that_is_not_packed_is_the_one_that_is(width):
     odd = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3), torch.nn.BatchNorm2d(5), torch.nn.Linear(7, 3))
     odd = odd.to(memory_format=torch.channels_last)

@@ -14,7 +14,7 @@ from fedbat.errors import DivergedError, WireError
 from fedbat.gaussian import gaussian_levels
 from fedbat.parts import Part, Reader, Record
 
-WIDTHS = (2, 3, 4, 8)
+WIDTHS = range(2, 9)
 _FEW = 4  # up to this many bits, levels are placed where most weights are; with more, evenly over the whole range
 
 
@@ -77,7 +77,7 @@ class Channels(Part):
         fits = numel % channels == 0 if 0 < channels <= numel else channels == numel
         if width not in WIDTHS or not fits:
             raise WireError(
-                f"{channels} channels of {width} bits for {numel} values, expected a divisor and one of {WIDTHS}; "
+                f"{channels} channels of {width} bits for {numel} values, expected a divisor and 2 to 8; "
                 "the model is damaged"
             )
         scales = reader.take_floats(channels, "the scales of a tensor")

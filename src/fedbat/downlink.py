@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from fedbat.channels import WIDTHS, Channels, body_bytes
+from fedbat.channels import Channels, body_bytes
 from fedbat.errors import ConfigError
 from fedbat.following import Follower, message_bytes
 from fedbat.layout import Layout
@@ -50,14 +50,15 @@ class Whole(Downlink):
 
 @dataclass(frozen=True)
 class Snapshot(Downlink):
-    """The whole model with `width` bits per weight. Clients keep nothing, so it suits devices that come and go."""
+    """The whole model in a few bits per weight. Clients keep nothing, so it suits devices that come and go."""
 
-    width: int
+    narrowest: int  # bits per weight of the largest tensors
 
     def publish(self, layout: Layout, w: Tensors, before: Public | None, version: int) -> Public:
         """The model as clients unpack it; its bytes are counted but not made."""
-        size = upload_bytes(layout, lambda entry: body_bytes(entry.shape, self.width))
-        return Public(_quantized(layout, w, self.width, version).values(), size)
+        widths = graded_widths(layout, self.narrowest)
+        size = upload_bytes(layout, lambda entry: body_bytes(entry.shape, widths[entry.name]))
+        return Public(_quantized(layout, w, self.narrowest, version).values(), size)
 
 
 class Follow(Downlink):
@@ -81,10 +82,11 @@ class Follow(Downlink):
         return sizes, public._replace(versions={**public.versions, **dict.fromkeys(clients, version)})
 
 
+SNAPSHOTS = ("8", "4", "3", "2")
 FULL, FOLLOW = "32", "follow"
 DOWNLINKS: dict[str, Downlink] = {
     FULL: Whole(),
-    **{str(width): Snapshot(width) for width in sorted(WIDTHS, reverse=True)},
+    **{width: Snapshot(int(width)) for width in SNAPSHOTS},
     FOLLOW: Follow(),
 }
 
@@ -102,11 +104,22 @@ def whole_bytes(layout: Layout) -> int:
     return sum(entry.nbytes for entry in layout)
 
 
-def snapshot(layout: Layout, w: Tensors, width: int, version: int = 0) -> bytes:
-    """The model packed with `width` bits per weight; tensors that are not compressed stay as they are."""
-    return _quantized(layout, w, width, version).to_bytes()
+def graded_widths(layout: Layout, narrowest: int) -> dict[str, int]:
+    """Bits per weight of each tensor: `narrowest` for the largest, one more for every fourfold fewer weights, up to 8.
+
+    A layer's relative error harms whatever the layer's size, and a bit more takes it to about a quarter. So the sum of
+    all layers' errors is least for its bytes where 4^-bits is proportional to the number of weights.
+    """
+    largest = max((entry.numel for entry in layout.compressed), default=0)
+    fewer = {entry.name: largest // max(entry.numel, 1) for entry in layout.compressed}
+    return {name: min(8, narrowest + max(times.bit_length() - 1, 0) // 2) for name, times in fewer.items()}
 
 
-def _quantized(layout: Layout, w: Tensors, width: int, version: int) -> Payload:
-    parts: dict[str, Part] = {entry.name: Channels.of(w[entry.name], width) for entry in layout.compressed}
+def snapshot(layout: Layout, w: Tensors, narrowest: int, version: int = 0) -> bytes:
+    """The model packed with `graded_widths`; tensors that are not compressed stay as they are."""
+    return _quantized(layout, w, narrowest, version).to_bytes()
+
+
+def _quantized(layout: Layout, w: Tensors, narrowest: int, version: int) -> Payload:
+    parts: dict[str, Part] = {name: Channels.of(w[name], b) for name, b in graded_widths(layout, narrowest).items()}
     return Payload(layout, parts, {entry.name: w[entry.name] for entry in layout.rest}, version)

@@ -175,10 +175,11 @@ def sparse(r: int, word: bytes, d: int, stream: "Stream") -> list[float]:
 
 def channels(b: int, word: bytes, d: int, stream: "Stream") -> list[float]:
     c = u32(word)
-    need(b in (2, 3, 4, 8), "width of channels")
+    need(2 <= b <= 8, "width of channels")
     need(c == 0 if d == 0 else c > 0 and d % c == 0, "number of channels")
     scales = [positive(stream.take(4)) for _ in range(c)]
-    table = [fl((2 * k - 255) / 255) for k in range(256)] if b == 8 else both_signs(POSITIVE_LEVELS[b])
+    top = 2**b - 1
+    table = [fl((2 * k - top) / top) for k in range(top + 1)] if b > 4 else both_signs(POSITIVE_LEVELS[b])
     need(all(scale * table[-1] < TO_INFINITY for scale in scales), "scale of channels")
     return [fl(scales[i // (d // c)] * table[code]) for i, code in enumerate(stream.codes(d, b))]
 

@@ -12,8 +12,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from fedbat.channels import WIDTHS
-from fedbat.downlink import FOLLOW, FULL, snapshot
+from fedbat.downlink import FOLLOW, FULL, SNAPSHOTS, snapshot
 from fedbat.errors import ConfigError
 from fedbat.flower.records import MODEL, PUBLIC, SNAPSHOT, model_to_bytes
 from fedbat.following import HASH_BYTES, Follower, Held, Leader, Step
@@ -169,7 +168,7 @@ def _snapshots(width: int) -> Callable[[Layout, Tensors, Tensors], Sending]:
 
 SENDING: dict[str, Callable[[Layout, Tensors, Tensors], Sending]] = {
     FULL: lambda layout, w, saved: SendWhole(w),
-    **{str(width): _snapshots(width) for width in WIDTHS},
+    **{width: _snapshots(int(width)) for width in SNAPSHOTS},
     FOLLOW: SendSteps.begin,
 }
 """From the layout, the true model, and what was saved if a run goes on."""

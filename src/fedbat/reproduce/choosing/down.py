@@ -3,8 +3,7 @@
 import statistics
 from collections.abc import Iterator
 
-from fedbat.channels import WIDTHS
-from fedbat.downlink import FOLLOW
+from fedbat.downlink import FOLLOW, SNAPSHOTS
 from fedbat.reproduce.choosing.choices import (
     NOWHERE,
     TOLERANCE,
@@ -19,7 +18,6 @@ from fedbat.reproduce.choosing.words import NOT_YET, coverage, kilobytes, num_by
 from fedbat.reproduce.markdown import table
 
 TRIED_ON = "fedbat"  # the method run with every width
-SNAPSHOTS = [str(width) for width in sorted(WIDTHS, reverse=True)]
 ANY = "4"  # shown as long as no width is recommended
 RULE = f"at most {TOLERANCE:g} points on average and {NOWHERE:g} point on any split"
 
