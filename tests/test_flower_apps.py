@@ -95,7 +95,7 @@ class Starting(flower.FedAvg):
 
 @pytest.mark.parametrize(
     ("kind", "message"),
-    [(ForEach, "gives nodes different configs"), (Controlled, "array records arrays, control, expected the model")],
+    [(ForEach, "gives nodes different contents"), (Controlled, r"array records arrays, control \(train\), expected")],
 )
 def test_messages_that_would_lose_something_are_refused(kind, message):
     with pytest.raises(ConfigError, match=message):

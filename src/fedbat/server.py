@@ -19,7 +19,7 @@ from fedbat.training import wide
 from fedbat.transfer import all_sent_to
 from fedbat.wire import Payload
 
-_MOST = 1e12  # the largest weight: above it, or below its inverse, sums in float32 could overflow or vanish
+MAX_WEIGHT = 1e12  # the largest weight: above it, or below its inverse, sums in float32 could overflow or vanish
 _ADDING = Lock()  # one for all servers, because a server with its own could not be copied or pickled
 
 
@@ -94,10 +94,10 @@ def _checked(weight: float) -> float:
         number = float(weight)
     except (TypeError, ValueError):
         number = math.nan
-    if not 1 / _MOST <= number <= _MOST:
+    if not 1 / MAX_WEIGHT <= number <= MAX_WEIGHT:
         raise ConfigError(
             f"weight={weight!r}, expected a positive number such as the client's number of samples, "
-            f"from {1 / _MOST:g} to {_MOST:g}"
+            f"from {1 / MAX_WEIGHT:g} to {MAX_WEIGHT:g}"
         )
     return number
 

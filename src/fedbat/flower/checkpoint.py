@@ -40,8 +40,10 @@ class ServerCheckpoint:
         """Replace the file of the round before."""
         tensors = {f"{kind}/{name}": tensor for kind, model in models.items() for name, tensor in model.items()}
         for kind in _STATE:
-            carried = getattr(strategy, kind, None) or {}
-            if not isinstance(carried, dict):
+            carried = getattr(strategy, kind, None)
+            if not isinstance(carried, dict | list):  # another's attribute of that name
+                continue
+            if isinstance(carried, list):
                 carried = {f"{_NUMBER}{index}": array for index, array in enumerate(carried)}
             for name, array in carried.items():
                 tensors[f"{kind}/{name}"] = torch.from_numpy(np.asarray(array))

@@ -7,7 +7,7 @@ upload of the training that `begin` hooked.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from logging import WARNING
 
 import torch
@@ -16,13 +16,11 @@ from flwr.common.logger import log
 from torch import nn
 from torch.optim import Optimizer
 
-from fedbat.errors import MethodError
+from fedbat.errors import DivergedError, MethodError
 from fedbat.flower.mods import refuse_other_mods
-from fedbat.flower.receiving import CannotFollow, Node, receive
+from fedbat.flower.receiving import UNREADABLE, CannotFollow, Node, receive
 from fedbat.flower.records import CONFIG, REFUSED, UPLOAD, Orders, packed, record_of_tensors, tensors_of_record
 from fedbat.layout import Layout, layout_of, tensors_of, uncompiled
-from fedbat.methods.fedavg import FedAvg
-from fedbat.storage import load_tensors
 from fedbat.streams import Tensors, UniformNoise
 from fedbat.training import LocalTraining
 
@@ -56,7 +54,8 @@ def fedbat_mod(msg: Message, context: Context, call_next: ClientAppCallable) -> 
     for key in list(msg.content.array_records):
         msg.content[key] = arrays
     if msg.metadata.message_type.split(".")[0] != "train":
-        reply = call_next(msg, context)
+        with _current(_PlainRound()):
+            reply = call_next(msg, context)
         if reply.has_content() and (orders.layout or orders.frozen):
             reply.content[CONFIG] = node.told()
         return reply
@@ -90,32 +89,33 @@ def begin(model: nn.Module, optimizer: Optimizer, num_steps: int) -> None:
     round_.begin(model, optimizer, num_steps)
 
 
-@dataclass
 class _PlainRound:
-    """A message of another strategy: training goes on as if without fedbat."""
-
-    local: list[LocalTraining] = field(default_factory=list)
+    """A message of another strategy, or an evaluation: what is trained there is not sent, and `begin` does nothing."""
 
     def begin(self, model: nn.Module, optimizer: Optimizer, num_steps: int) -> None:
-        if self.local:
-            raise MethodError("fedbat.flower.begin was called twice in one round; call it once, with all steps to come")
-        self.local.append(self._training(model, optimizer, num_steps))
+        pass
 
     def end(self) -> None:
-        """Leave the optimizer as it was, whatever happened, since an app may keep it."""
-        for local in self.local:
-            local.__exit__(None, None, None)
-
-    def _training(self, model: nn.Module, optimizer: Optimizer, num_steps: int) -> LocalTraining:
-        return LocalTraining(FedAvg(), model, optimizer, num_steps)
+        pass
 
 
 @dataclass
 class _ClientRound(_PlainRound):
     """One client in one round, from the incoming message to the reply."""
 
-    node: Node = field(kw_only=True)
-    arrays: ArrayRecord = field(kw_only=True)  # the model that came
+    node: Node
+    arrays: ArrayRecord  # the model that came
+    local: LocalTraining | None = None
+
+    def begin(self, model: nn.Module, optimizer: Optimizer, num_steps: int) -> None:
+        if self.local is not None:
+            raise MethodError("fedbat.flower.begin was called twice in one round; call it once, with all steps to come")
+        self.local = self._training(model, optimizer, num_steps)
+
+    def end(self) -> None:
+        """Leave the optimizer as it was, whatever happened, since an app may keep it."""
+        if self.local is not None:
+            self.local.__exit__(None, None, None)
 
     def _training(self, model: nn.Module, optimizer: Optimizer, num_steps: int) -> LocalTraining:
         orders, layout = self.node.orders, layout_of(model, self.node.orders.roles)
@@ -132,14 +132,16 @@ class _ClientRound(_PlainRound):
 
     def finish(self) -> bytes:
         """The upload; what the client must remember is saved before the upload leaves."""
-        if not self.local:
+        if self.local is None:
             raise MethodError(
                 "the training function returned without fedbat.flower.begin(model, optimizer, num_steps); "
                 "call it before the first step"
             )
-        upload, announced = self.local[0].finish(), self.local[0].step.total
+        upload, announced = self.local.finish(), self.local.step.total
         if upload.num_steps != announced:
             log(WARNING, _STEPS, announced, upload.num_steps)
+        if any(not torch.isfinite(tensor).all() for tensor in upload.memory.values()):
+            raise DivergedError("training diverged to NaN or infinity; nothing is sent, and the memory stays as it was")
         if upload.memory:
             self.node.save("client", MEMORY, {name: tensor.cpu() for name, tensor in upload.memory.items()})
             self.node.context.state[CONFIG] = ConfigRecord({"training": self.node.orders.training})
@@ -149,8 +151,11 @@ class _ClientRound(_PlainRound):
         state = self.node.context.state
         if CONFIG in state and state.config_records[CONFIG]["training"] == self.node.orders.training:
             return tensors_of_record(state.array_records[MEMORY])
-        path = self.node.file("client")
-        return load_tensors(path) if path is not None and path.exists() else {}
+        try:
+            return self.node.from_file("client")
+        except UNREADABLE as error:
+            log(WARNING, "fedbat: %s is damaged (%s); training goes on without it", self.node.file("client"), error)
+            return {}
 
 
 def _check_loaded(model: nn.Module, layout: Layout, received: Tensors) -> None:

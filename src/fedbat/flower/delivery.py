@@ -33,6 +33,11 @@ class Delivery:
         """Go on to the next round, with w as the true model."""
         self.sending = self.sending.after(self.manifest.moving(w))
 
+    def nothing(self) -> list[Message]:
+        """No messages: nobody is asked in this round."""
+        self.num_bytes = 0
+        return []
+
     def messages(self, draft: Message, orders: Orders, nodes: list[int]) -> list[Message]:
         """The draft with our orders, its arrays replaced by what brings the model to each node."""
         self.num_bytes = 0

@@ -29,29 +29,34 @@ class Nodes:
         self.held: dict[int, Held | None] = {}  # by node id
         self.frozen: dict[int, bytes] = {}  # hash, by node id
         self._answered: set[int] = set()
-        self._silent: set[int] = set()
+        self._silent: dict[int, int] = {}  # rounds until a node that did not answer is asked again
+        self._pauses: dict[int, int] = {}  # how many these were the last time
         self._told_of: set[int] = set()  # nodes that cannot take part
 
     def meet(self, grid: Grid, question: Question, wanted: int, timeout: float) -> dict[int, int]:
         """Node id by partition id, for the nodes connected now; those not known yet are asked.
 
-        A node that did not answer is asked again only while fewer than `wanted` are known: it may be dead, and asking
-        it in every round would cost the timeout every time.
+        A node that did not answer may be dead, and asking it in every round would cost the timeout every time: it is
+        asked again when it reconnects, while fewer than `wanted` are known, and after 1, 2, 4, ... rounds.
         """
         connected = set(grid.get_node_ids())
         strangers = [node for node in connected if node not in self._answered]
+        self._silent = {node: rounds - 1 for node, rounds in self._silent.items() if node in connected}
+        self._pauses = {node: rounds for node, rounds in self._pauses.items() if node in connected}
         if sum(node in self.clients for node in connected) >= wanted:
-            strangers = [node for node in strangers if node not in self._silent]
-        self._silent |= set(strangers)
+            strangers = [node for node in strangers if self._silent.get(node, 0) <= 0]
         content, kind = question
         questions = [Message(content, message_type=kind, dst_node_id=node) for node in strangers]
         for reply in grid.send_and_receive(questions, timeout=timeout) if questions else []:
             if self.note(reply):
                 node = reply.metadata.src_node_id
                 self._answered.add(node)
-                self._silent.discard(node)
                 if (client := client_in(reply.content.config_records[CONFIG])) is not None:
                     self.clients[node] = client
+        for node in set(strangers) - self._answered:
+            if node not in self._pauses:
+                log(WARNING, "fedbat: node %s has not said who it is; it will be asked again", node)
+            self._silent[node] = self._pauses[node] = 2 * self._pauses.get(node, 1)
         # Of two nodes with one partition, the later to answer counts: the other is its former self.
         found = {client: node for node, client in self.clients.items() if node in connected}
         if found:

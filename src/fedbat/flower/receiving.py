@@ -28,6 +28,7 @@ from fedbat.storage import load_tensors, save_tensors
 from fedbat.streams import Tensors
 from fedbat.wire import Payload
 
+UNREADABLE = (SafetensorError, OSError, ValueError, RuntimeError)  # what reading a damaged file raises
 FOLDER = "fedbat-memory"  # key in a node's config: a folder where what it keeps survives a restart
 
 
@@ -92,14 +93,15 @@ class Node:
 
     def _kept(self, what: str, key: str) -> Iterator[Tensors]:
         """Yield what `save` was given, as far as it can be read: from the state, then from the file."""
-        for load in (self._from_state, self._from_file):
-            with suppress(SafetensorError, OSError, ValueError, RuntimeError):
+        for load in (self._from_state, self.from_file):
+            with suppress(*UNREADABLE):
                 yield load(what, key)
 
     def _from_state(self, what: str, key: str) -> Tensors:
         return tensors_of_record(self.context.state.array_records.get(key, ArrayRecord()))
 
-    def _from_file(self, what: str, key: str) -> Tensors:
+    def from_file(self, what: str, key: str = "") -> Tensors:
+        """What `save` wrote; nothing if there is no file."""
         path = self.file(what)
         return load_tensors(path) if path is not None and path.exists() else {}
 

@@ -96,7 +96,7 @@ def refusal_in(reply: Message) -> str | None:
     if not reply.has_content() or CONFIG not in reply.content.config_records:
         return None
     reason = reply.content.config_records[CONFIG].get(REFUSED)
-    return None if reason is None else str(reason)
+    return None if reason is None else " ".join(str(reason).split())[:300]  # it goes into the server's log
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
@@ -27,10 +28,10 @@ from fedbat.flower.checkpoint import ServerCheckpoint
 from fedbat.flower.delivery import Delivery, SecondTry
 from fedbat.flower.manifest import Manifest
 from fedbat.flower.nodes import Nodes, Question
-from fedbat.flower.records import CONFIG, Orders, record_of_tensors, refusal_in, tensors_of_record
+from fedbat.flower.records import CONFIG, Orders, record_of_tensors, tensors_of_record
 from fedbat.flower.sending import SENDING
-from fedbat.flower.suited import COMPARING, check_drafts, check_strategy, chooses_nodes, metrics_known
-from fedbat.flower.uploads import Rules, Upload, read_replies, traffic
+from fedbat.flower.suited import COMPARING, check_drafts, check_model, check_strategy, chooses_nodes, metrics_known
+from fedbat.flower.uploads import Rules, Upload, not_finite, read_replies, read_scores, traffic
 from fedbat.layout import Role, layout_of, tied_names, uncompiled, whole_layout
 from fedbat.method import Method
 from fedbat.methods import method_name
@@ -112,7 +113,7 @@ class Compressed(Strategy):
         self._w: Tensors = {}  # the true model
         self._past: Tensors = {}  # its average
         self._begun: Delivery | None = None
-        self._training = uuid4().hex  # names what clients remember on their disks
+        self._training = uuid4().hex  # names what clients remember
         self._asked: list[int] = []
         self._in_vain = 0  # rounds in a row without an upload
 
@@ -128,6 +129,8 @@ class Compressed(Strategy):
     ) -> Result:
         """Start as every Flower strategy does, or go on after the last round of the checkpoint."""
         saved: dict[str, Tensors] = {}
+        self.timeout = self.timeout if timeout is None else timeout
+        self._training = uuid4().hex  # what clients remember of an earlier one is not of this one
         if self._checkpoint is not None:
             self._training = self._checkpoint.name_of(self._training)
         if self._checkpoint is not None and self._checkpoint.exists():
@@ -142,7 +145,7 @@ class Compressed(Strategy):
         before = self._rounds_before
         result = super().start(
             cast(Grid, SecondTry(grid, self._delivery.again)), initial_arrays, max(0, num_rounds - before),
-            self.timeout if timeout is None else timeout, train_config, evaluate_config,
+            self.timeout, train_config, evaluate_config,
             evaluate_fn and (lambda round_, arrays: evaluate_fn(round_ + before, arrays)),
         )  # fmt: skip
         if before:
@@ -162,13 +165,16 @@ class Compressed(Strategy):
     ) -> Iterable[Message]:
         """The strategy inside decides how many clients and with which settings; the model goes down packed."""
         round_ = server_round + self._rounds_before
-        self._w = tensors_of_record(arrays)
+        before, self._w = self._w, tensors_of_record(arrays)
         if self._begun is None:  # a loop other than `start`
             self._begin(self._w, {})
-        drafts = list(self.strategy.configure_train(round_, self._parameters_of(self._w), config, grid))
+        elif before and any(not torch.equal(before[name], x) for name, x in self._w.items()):
+            self._delivery.go_on(self._w)  # somebody changed the model between two rounds
+        given = self._parameters_of(self._w)
+        drafts = list(self.strategy.configure_train(round_, given, config, grid))
         if not drafts:
-            return []
-        check_drafts(drafts)
+            return self._delivery.nothing()
+        check_drafts(drafts, given)
         chosen = [draft.metadata.dst_node_id for draft in drafts]
         orders = self._orders(round_)
         if self.seed is not None:
@@ -199,9 +205,10 @@ class Compressed(Strategy):
             log(WARNING, "fedbat: round %s goes on without node %s, client %s: no reply", round_, node, client)
         counts = traffic(uploads, dropped)
         counts |= {"fedbat-missing": len(missing), "fedbat-downlink-bytes": self._delivery.num_bytes}
+        asked, self._asked = self._asked, []
         if not uploads:
             log(WARNING, "fedbat: round %s has no upload to add; the model stays as it is", round_)
-            self._in_vain += 1
+            self._in_vain += bool(asked)
             if self._in_vain == _TOO_OFTEN:
                 log(ERROR, _IN_VAIN, _TOO_OFTEN)
             return None, MetricRecord(counts)
@@ -211,7 +218,15 @@ class Compressed(Strategy):
             tensors, metrics = self._compare(round_, uploads)
         else:
             tensors, metrics = self._mean(round_, uploads)
-        self._past = averaged(self._past, tensors, self.average)
+        if tensors is None:
+            log(WARNING, "fedbat: in round %s %s keeps the model as it is", round_, type(self.strategy).__name__)
+            return None, MetricRecord(dict(metrics) | counts)
+        if (spoiled := not_finite(tensors, self._w)) is not None:
+            log(
+                ERROR, "fedbat: round %s would bring NaN or infinity into %s; the model stays as it is", round_, spoiled
+            )
+            return None, MetricRecord(dict(metrics) | counts)
+        self._w, self._past = tensors, averaged(self._past, tensors, self.average)
         self._delivery.go_on(tensors)
         if self._checkpoint is not None:
             models = {"model": tensors, "average": self._past, "public": self._delivery.sending.to_tensors()}
@@ -226,15 +241,17 @@ class Compressed(Strategy):
             return []
         round_ = server_round + self._rounds_before
         drafts = list(self.strategy.configure_evaluate(round_, arrays, config, grid))
+        if not drafts:
+            return self._delivery.nothing()
+        check_drafts(drafts, arrays)
         nodes = [draft.metadata.dst_node_id for draft in drafts]
-        return self._delivery.messages(drafts[0], self._orders(round_), nodes) if drafts else []
+        return self._delivery.messages(drafts[0], self._orders(round_), nodes)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Aggregate as the strategy inside does."""
-        replies = [reply for reply in self._delivery.heard(replies) if refusal_in(reply) is None]
-        for reply in replies:
-            if reply.has_content():
-                reply.content.pop(CONFIG, None)
+        replies, odd = read_scores(self._delivery.heard(replies), self._rules)
+        for node, reason in odd.items():
+            log(WARNING, "fedbat: the evaluation of round %s drops node %s: %s", server_round, node, reason)
         found = self.strategy.aggregate_evaluate(server_round + self._rounds_before, replies)
         return (
             None if found is None else MetricRecord(dict(found) | {"fedbat-downlink-bytes": self._delivery.num_bytes})
@@ -258,6 +275,7 @@ class Compressed(Strategy):
         method = {"method": type(self.method).__name__, **self.method.settings()}
         inside = type(self.strategy).__name__
         told = {"strategy": inside, "method": method, "down": self.down, "average": self.average, "seed": self.seed}
+        told |= {"layout": self.layout.hash.hex(), "keep_frozen": bool(self._kept)}
         return cast(dict[str, Any], json.loads(json.dumps(told)))
 
     @property
@@ -271,6 +289,7 @@ class Compressed(Strategy):
         return record_of_tensors(self._past) if self._past else None
 
     def _begin(self, w: Tensors, public: Tensors) -> None:
+        check_model(w, self._whole)
         manifest = Manifest.of(self._whole, w, self._tied, self._kept)
         sending = SENDING[self.down](manifest.layout, manifest.moving(w), public)
         self._begun = Delivery(sending, manifest, self._nodes)
@@ -294,7 +313,7 @@ class Compressed(Strategy):
     def _new_sum(self) -> Aggregator:
         return Aggregator(self.method, self.layout, self._w, self._delivery.received)
 
-    def _mean(self, round_: int, uploads: list[Upload]) -> tuple[Tensors, MetricRecord]:
+    def _mean(self, round_: int, uploads: list[Upload]) -> tuple[Tensors | None, MetricRecord]:
         aggregator = self._new_sum()
         for upload in uploads:
             aggregator.add(upload.payload, upload.weight)
@@ -305,7 +324,7 @@ class Compressed(Strategy):
         with metrics_known(self.strategy, metrics):
             return self._given_to_the_strategy(round_, [reply], mean)
 
-    def _compare(self, round_: int, uploads: list[Upload]) -> tuple[Tensors, MetricRecord]:
+    def _compare(self, round_: int, uploads: list[Upload]) -> tuple[Tensors | None, MetricRecord]:
         """Give the strategy one dense model per client; buffers are averaged all the same."""
         everyone, replies = self._new_sum(), []
         for upload in uploads:
@@ -318,12 +337,16 @@ class Compressed(Strategy):
 
     def _given_to_the_strategy(
         self, round_: int, replies: list[Message], mean: Tensors
-    ) -> tuple[Tensors, MetricRecord]:
-        """Let the strategy update parameters; buffers (running means, counters) are averaged, in their own types."""
+    ) -> tuple[Tensors | None, MetricRecord]:
+        """Let the strategy update parameters; buffers (running means, counters) are averaged, in their own types.
+
+        None if it keeps the old model, as Bulyan does when too few clients answered.
+        """
         arrays, metrics = self.strategy.aggregate_train(round_, replies)
+        if arrays is None:
+            return None, metrics or MetricRecord()
         new = self._w | mean
-        if arrays is not None:
-            new |= {name: tensor.to(self._w[name].dtype) for name, tensor in tensors_of_record(arrays).items()}
+        new |= {name: tensor.to(self._w[name].dtype) for name, tensor in tensors_of_record(arrays).items()}
         # Frozen tensors stay bit for bit: a strategy's mean of equal values may be off by a rounding error.
         new |= {name: self._w[name] for name in self._frozen & self._w.keys()}
         new |= {name: new[first].clone() for name, first in self._tied.items()}

@@ -4,11 +4,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
-from flwr.app import Message, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
 from fedbat.errors import ConfigError
+from fedbat.layout import Layout
+from fedbat.streams import Tensors
 
 COMPARING = (flower.FedMedian, flower.FedTrimmedAvg, flower.Krum, flower.MultiKrum, flower.Bulyan, flower.QFedAvg)
 """Strategies that need each client's model."""
@@ -25,8 +27,9 @@ REFUSED = {
 
 def check_strategy(strategy: Strategy) -> None:
     """Refuse a strategy whose clients send no updates to average, or must send them uncompressed."""
-    if not isinstance(strategy, flower.FedAvg) or type(strategy) in REFUSED:
-        reason = REFUSED.get(type(strategy), "it is no averaging strategy of Flower")
+    reason = next((why for kind, why in REFUSED.items() if isinstance(strategy, kind)), None)
+    if reason is not None or not isinstance(strategy, flower.FedAvg):
+        reason = reason or "it is no averaging strategy of Flower"
         raise ConfigError(f"{type(strategy).__name__} cannot be compressed: {reason}; use FedAvg or one built on it")
     if type(strategy).start is not Strategy.start:
         raise ConfigError(
@@ -40,15 +43,33 @@ def chooses_nodes(strategy: Strategy) -> bool:
     return not type(strategy).configure_train.__module__.startswith("flwr.")
 
 
-def check_drafts(drafts: Sequence[Message]) -> None:
-    """Refuse drafts that differ between nodes, or that send arrays other than the model."""
-    first = drafts[0].content
-    if any(draft.content.config_records != first.config_records for draft in drafts):
-        raise ConfigError("configure_train gives nodes different configs, expected one for all of them")
-    if len(first.array_records) != 1:
+def check_drafts(drafts: Sequence[Message], model: ArrayRecord) -> None:
+    """Refuse drafts that differ between nodes, or that send arrays other than the model that the strategy was given."""
+    first = drafts[0]
+    kind, records = first.metadata.message_type, first.content.array_records
+    if any(draft.metadata.message_type != kind or draft.content != first.content for draft in drafts):
+        raise ConfigError(f"the strategy gives nodes different contents ({kind}), expected the same for all of them")
+    if len(records) != 1:
         raise ConfigError(
-            f"configure_train sends the array records {', '.join(first.array_records)}, expected the model alone; "
+            f"the strategy sends the array records {', '.join(records) or 'none'} ({kind}), expected the model alone; "
             "other arrays cannot be compressed"
+        )
+    if next(iter(records.values())) != model:
+        raise ConfigError(
+            f"the strategy sends other arrays than the model it was given ({kind}), and clients would not get them; "
+            "change the model in aggregate_train"
+        )
+
+
+def check_model(w: Tensors, whole: Layout) -> None:
+    """Refuse a first model, or one of a checkpoint, that is not of the model that Compressed was given."""
+    wanted = {entry.name: tuple(entry.shape) for entry in whole}
+    found = {name: tuple(tensor.shape) for name, tensor in w.items()}
+    if other := sorted(found.items() ^ wanted.items()):
+        name, _ = other[0]
+        raise ConfigError(
+            f"{name} is {found.get(name, 'missing')} in the arrays to start from, {wanted.get(name, 'missing')} in the "
+            "model that Compressed was given; use one model for both, and its own state_dict(), not torch.compile's"
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from flwr.app import Message, MetricRecord
 from flwr.common.constant import SUPERLINK_NODE_ID
 from torch import Tensor
@@ -14,6 +15,7 @@ from fedbat.errors import WireError
 from fedbat.flower.records import CONFIG, UPLOAD, client_in, refusal_in, unpacked
 from fedbat.layout import Layout
 from fedbat.method import Method
+from fedbat.server import MAX_WEIGHT
 from fedbat.streams import Tensors
 from fedbat.wire import Payload
 
@@ -80,13 +82,41 @@ def read_replies(
             continue
         found[upload.client] = upload
     uploads = [found[client] for client in sorted(found)]
-    odd = _far_from_others(uploads, rules, w) | _with_other_metrics(uploads)
+    odd = _far_from_others(uploads, rules, w) | _with_other_metrics({u.client: u.reply for u in uploads})
     dropped += [
         Dropped(upload.reply.metadata.src_node_id, odd[upload.client].kind, str(odd[upload.client]))
         for upload in uploads
         if upload.client in odd
     ]
     return [upload for upload in uploads if upload.client not in odd], dropped
+
+
+def read_scores(replies: Iterable[Message], rules: Rules) -> tuple[list[Message], dict[int, str]]:
+    """The replies of clients that evaluated, as the strategy expects them, and why other nodes' are dropped."""
+    found: dict[int, Message] = {}
+    odd: dict[int, str] = {}
+    failed = []  # for the strategy to tell of
+    for reply in replies:
+        node = reply.metadata.src_node_id
+        if reply.has_error():
+            failed.append(reply)
+        elif refusal_in(reply) is None:
+            reply.content.pop(CONFIG, None)
+            try:
+                _weight(reply, rules)
+                found[node] = reply
+            except _Refused as refused:
+                odd[node] = str(refused)
+    odd |= {node: str(refused) for node, refused in _with_other_metrics(found).items()}
+    return failed + [reply for node, reply in found.items() if node not in odd], odd
+
+
+def not_finite(model: Tensors, before: Tensors) -> str | None:
+    """The first tensor that holds NaN or infinity where it held none before (a mask may); None if all is well."""
+    for name, x in model.items():
+        if x.is_floating_point() and not torch.isfinite(x).all() and not torch.equal(x, before[name]):
+            return name
+    return None
 
 
 def _last_line(reason: str | None) -> str:
@@ -111,16 +141,21 @@ def _read(reply: Message, rules: Rules, round_: int, clients: Mapping[int, int])
         payload = Payload.from_bytes(data, rules.layout, round_, rules.method.kinds)
     except WireError as error:
         raise _Refused("malformed", str(error)) from None
-    weight = next(iter(content.metric_records.values()), MetricRecord()).get(rules.weight_key)
-    if not isinstance(weight, int | float) or not 0 < weight <= rules.max_examples:
+    weight = _weight(reply, rules)
+    told = client_in(content.config_records[CONFIG]) if CONFIG in content.config_records else None
+    client = clients.get(node, node if told is None else told)
+    return Upload(client, weight, payload, len(data), reply)
+
+
+def _weight(reply: Message, rules: Rules) -> float:
+    weight = next(iter(reply.content.metric_records.values()), MetricRecord()).get(rules.weight_key)
+    if not isinstance(weight, int | float) or not 1 / MAX_WEIGHT <= weight <= rules.max_examples:
         raise _Refused(
             "weight",
             f"its metric {rules.weight_key!r} is {weight}, expected a positive number of at most "
             f"{rules.max_examples:g} samples",
         )
-    told = client_in(content.config_records[CONFIG]) if CONFIG in content.config_records else None
-    client = clients.get(node, node if told is None else told)
-    return Upload(client, float(weight), payload, len(data), reply)
+    return float(weight)
 
 
 def _check_bounds(payload: Payload, bounds: tuple[float, float] | None) -> None:
@@ -133,9 +168,9 @@ def _check_bounds(payload: Payload, bounds: tuple[float, float] | None) -> None:
             )
 
 
-def _with_other_metrics(uploads: list[Upload]) -> dict[int, _Refused]:
-    """Clients whose metrics cannot be averaged with most others': Flower wants one record each, with the same keys."""
-    forms = {upload.client: _form_of_metrics(upload.reply) for upload in uploads}
+def _with_other_metrics(replies: Mapping[int, Message]) -> dict[int, _Refused]:
+    """Those whose metrics cannot be averaged with most others': Flower wants one record each, with the same keys."""
+    forms = {number: _form_of_metrics(reply) for number, reply in replies.items()}
     return {
         client: _Refused("metrics", f"its metrics are {_names(form)}, expected {_names(usual)}, as most have")
         for usual, _ in Counter(forms.values()).most_common(1)
