@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbat.channels import Channels, levels_of
+from fedbat.channels import Channels
 from fedbat.downlink import DOWNLINKS, Downlink, Public, graded_widths
 from fedbat.engine import make_engine
 from fedbat.experiment import Experiment, prepare
@@ -55,25 +55,8 @@ def even_best(rows: Tensor, width: int) -> Tensor:
     return scales[:, None] * nearest(rows, scales, levels)
 
 
-def normal_rms(rows: Tensor, width: int) -> Tensor:
-    scales = rows.square().mean(1).sqrt()
-    return scales[:, None] * nearest(rows, scales, levels_of(width, rows.device))
-
-
 def ours(rows: Tensor, width: int) -> Tensor:
     return Channels.of(rows, width).unpack().view_as(rows)
-
-
-def fitted(rows: Tensor, width: int) -> Tensor:
-    """Lloyd's own levels for this tensor, which would have to be sent, too."""
-    scales = rows.square().mean(1).sqrt().clamp(min=1e-30)
-    unit, levels = rows / scales[:, None], levels_of(width, rows.device)
-    for _ in range(30):
-        codes = torch.bucketize(unit, (levels[1:] + levels[:-1]) / 2).view(-1)
-        sums = torch.zeros(len(levels)).index_add_(0, codes, unit.reshape(-1))
-        levels = torch.where((count := codes.bincount(minlength=len(levels))) > 0, sums / count.clamp(min=1), levels)
-    chosen = nearest(unit, torch.ones(len(rows)), levels)
-    return best_scales(rows, chosen)[:, None] * chosen
 
 
 @dataclass
@@ -103,10 +86,8 @@ class Trial(Downlink):
 TRIALS: dict[str, Callable[[int], Trial]] = {
     "even levels, largest weight fits": lambda width: Trial(even_max, width),
     "even levels, best scale": lambda width: Trial(even_best, width),
-    "Lloyd-Max for the normal law, rms": lambda width: Trial(normal_rms, width),
-    "the same, best scale": lambda width: Trial(ours, width),
-    "Lloyd-Max fitted to each tensor": lambda width: Trial(fitted, width),
-    "best scale, graded widths (fedbat)": lambda width: Trial(ours, width, graded=True),
+    "Lloyd-Max levels, best scale": lambda width: Trial(ours, width),
+    "the same, graded widths (fedbat)": lambda width: Trial(ours, width, graded=True),
 }
 
 

@@ -70,7 +70,7 @@ def test_without_records_nothing_is_recommended_and_everything_is_said_to_be_mis
     assert all("not measured yet" in text.lower() for name, text in made.items() if name != "flower")
     assert not any(re.search(r"[-+]\d\.\d|\| \d", text) for text in made.values())  # no figure
     (row,) = (row for row in TRAFFIC if row.point["method"] == "fedmrn" and row.point["split"] == "non-iid-1"
-              and row.point["down"] == "3")  # fmt: skip
+              and row.point["down"] == "2")  # fmt: skip
     assert not any("nan" in text for text in blocks(BOOK, Records((made_up(row, 90),)), tmp_path).values())
 
 
@@ -118,7 +118,7 @@ def test_the_narrowest_width_that_costs_little_is_recommended(costs, width):
     assert recommended_width(found) == width
     text = "\n".join(BLOCKS["width"](found))
     assert (f"**Recommended: `--down {width}`**" in text) == (width is not None)
-    shown = width or "4"
+    shown = width or "3"
     assert f"fedbat run --down {shown} " in "\n".join(BLOCKS["commands"](found))
     assert f'down="{shown}"' in "\n".join(BLOCKS["flower"](found))
 
@@ -151,29 +151,29 @@ def test_nothing_is_recommended_before_every_kind_of_split_was_tried(split):
     assert recommended_width(found) is None
     text = " ".join("\n".join(BLOCKS["width"](found)).split())
     assert "not settled" in text and text.endswith(f"and on none that is {split}.")
-    assert "fedbat run --down 4 " in "\n".join(BLOCKS["commands"](found))
+    assert "fedbat run --down 3 " in "\n".join(BLOCKS["commands"](found))
 
 
 @pytest.mark.parametrize(
     ("costs", "told"),
     [
-        ({"3": 0.4}, None),
-        ({"3": 0.8}, "-0.80 points on average, at worst -0.80 (`fedavg`, fmnist iid); wider ones are not measured yet"),
-        ({"3": 0.8, "4": 0.6}, "no wider one is enough for them, either."),
-        ({"3": 0.8, "4": 0.1}, "`--down 4` costs them as little."),
+        ({"2": 0.4}, None),
+        ({"2": 0.8}, "-0.80 points on average, at worst -0.80 (`fedavg`, fmnist iid); wider ones are not measured yet"),
+        ({"2": 0.8, "3": 0.6}, "no wider one is enough for them, either."),
+        ({"2": 0.8, "3": 0.1}, "`--down 3` costs them as little."),
     ],
 )
 def test_a_width_that_other_methods_lose_too_much_by_is_said_to_be_fedbats(costs, told):
     def cost(point):
-        known = {FULL: 0.0, **({"3": 0.1} if point["method"] == "fedbat" else costs)}
+        known = {FULL: 0.0, **({"2": 0.1} if point["method"] == "fedbat" else costs)}
         return known.get(point["down"]) if point["method"] in ("fedavg", "fedbat") else None
 
     records = runs(cost)
     text = " ".join("\n".join(BLOCKS["width"](choices(*records))).split())
-    assert text.startswith("**Recommended: `--down 3`**")
-    assert "Other methods lose more by `--down 3`" not in text if told is None else told in text
-    if "4" in costs:  # measured only in part, it may be enough for the easy places alone
-        config = next(r.summary["config"] for r in records if r.summary["config"]["down"] == "4")
+    assert text.startswith("**Recommended: `--down 2`**")
+    assert "Other methods lose more by `--down 2`" not in text if told is None else told in text
+    if "3" in costs:  # measured only in part, it may be enough for the easy places alone
+        config = next(r.summary["config"] for r in records if r.summary["config"]["down"] == "3")
         text = " ".join(
             "\n".join(BLOCKS["width"](choices(*(r for r in records if r.summary["config"] != config)))).split()
         )
