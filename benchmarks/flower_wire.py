@@ -27,8 +27,8 @@ APP = Path(__file__).parent / "flower_wire_app"
 WAYS = {  # method and bits down
     ("stock", "32"): "FedAvg, float32",
     ("fedbat", "32"): "FedBAT, 32 bits down",
-    ("fedbat", "4"): "FedBAT, 4 bits down",
     ("fedbat", "3"): "FedBAT, 3 bits down",
+    ("fedbat", "2"): "FedBAT, 2 bits down",
     ("fedbat", "follow"): "FedBAT, following",
 }
 

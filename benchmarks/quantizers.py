@@ -5,7 +5,7 @@
 Every quantizer has 2^bits levels and one scale for each output channel. A method trains Fashion-MNIST's CNN with ten of
 a hundred clients a round and two local epochs, on the CPU in bf16. `bits` are those a weight takes on average, `error`
 is the sum over layers of the last snapshot's relative squared errors; `received` and `true` are the accuracies of what
-clients get and of the server's model, `average` that of the averaged model (0.9), all means of the last five rounds.
+clients get and of the server's model, means of the last five rounds.
 """
 
 import argparse
@@ -92,7 +92,7 @@ TRIALS: dict[str, Callable[[int], Trial]] = {
 
 
 def train(down: str, options: argparse.Namespace) -> str:
-    """Accuracies of what clients get, of the true model and of its average, in percent."""
+    """Accuracies of what clients get and of the true model, in percent."""
     federation = prepare(
         Experiment(
             method=options.method,
@@ -101,14 +101,12 @@ def train(down: str, options: argparse.Namespace) -> str:
             epochs=2,
             rounds=options.rounds,
             down=down,
-            average=0.9,
         )
     )
     with closing(make_engine(federation, "cpu", precision="bf16")) as engine:
         last = [round_ for round_, _ in rounds(federation, engine, initial_state(federation))][-5:]
     of_clients = [(r.received or r).accuracy for r in last]
-    averages = [r.averaged.accuracy for r in last if r.averaged]
-    found = (of_clients, [r.accuracy for r in last], averages)
+    found = (of_clients, [r.accuracy for r in last])
     return "".join(f"{100 * statistics.mean(x):9.1f}" for x in found)
 
 
@@ -121,7 +119,7 @@ def main() -> None:
     parser.add_argument("--only", help="names of trials, or parts of them", default="")
     options = parser.parse_args()
     head = f"{options.method}, fmnist {options.partition}, {options.rounds} rounds"
-    print(f"{head:44s} bits  error received     true  average", flush=True)
+    print(f"{head:44s} bits  error received     true", flush=True)
     print(f"{'32 bits':56s}{train('32', options)}", flush=True)
     for width in map(int, options.widths.split(",")):
         for name, make in TRIALS.items():
