@@ -249,6 +249,19 @@ def test_library_users_save_and_load_states(federation, tmp_path):
         assert all(torch.equal(one.memories[client][name], tensor) for name, tensor in memory.items())
 
 
+def test_the_users_own_files_stay(federation, tmp_path):
+    """However much their names resemble ours."""
+    own = {"notes.txt", "w-best.safetensors", "w-1.pt", "memory-7.txt", "checkpoint.json.bak", ".hidden", "results"}
+    for name in own - {"results"}:
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "results").mkdir()
+    for number, (_, state) in enumerate(rounds(federation, SequentialEngine(federation), initial_state(federation))):
+        Checkpoint(number + 1, state).save(tmp_path)
+        Checkpoint.load(tmp_path)
+    assert own < {path.name for path in tmp_path.iterdir()}
+    assert [path.name for path in tmp_path.glob("w-*.safetensors") if path.name not in own] == ["w-4.safetensors"]
+
+
 def test_only_memories_that_changed_are_written(tmp_path, monkeypatch):
     federation = prepare(dataclasses.replace(SMALL, method="ef-signsgd", rounds=6))
     written = []

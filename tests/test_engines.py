@@ -24,7 +24,7 @@ from fedbat.engine.base import Lost, arithmetic
 from fedbat.engine.cuda import _MAX_SLOTS
 from fedbat.engine.recordable import CannotRecordError, check_recordable
 from fedbat.engine.workers import Died, Task, Workers, usable_cores
-from fedbat.errors import ConfigError, FedbatError
+from fedbat.errors import ConfigError, FedbatError, MethodError
 from fedbat.experiment import Experiment, prepare
 from fedbat.layout import layout_of
 from fedbat.onepass import OnePass
@@ -371,26 +371,53 @@ def test_cores_are_those_we_are_bound_to():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
+def test_engines_on_the_same_workers_keep_to_their_own_federations(workers):
+    """Also the one that was made first, when the second has been used."""
+    federations = [prepare(dataclasses.replace(SMALL, seed=seed)) for seed in (0, 1)]
+    made = [CpuEngine(federation, workers) for federation in federations]
+    for engine, federation in [*zip(made, federations, strict=True)] * 2:
+        (found,), (expected,) = (
+            each.train(initial_state(federation).w, 0, [3], {}) for each in (engine, SequentialEngine(federation))
+        )
+        assert same_results(found, expected)
+
+
+def test_a_round_is_finished_before_the_next_work(workers):
+    federation = prepare(SMALL)
+    engine, w, clients = CpuEngine(federation, workers), initial_state(federation).w, federation.sampled(0)
+    other = {name: torch.zeros_like(tensor) for name, tensor in w.items()}
+    expected = list(SequentialEngine(federation).train(w, 0, clients, {}))
+    arriving = engine.train(w, 0, clients, {})
+    found = [next(arriving)]
+    with pytest.raises(MethodError, match="finish the round first"):
+        engine.evaluate(other)
+    with pytest.raises(MethodError, match="finish the round first"):
+        next(CpuEngine(federation, workers).train(other, 0, clients, {}))
+    assert all(same_results(a, b) for a, b in zip([*found, *arriving], expected, strict=True))
+    left = engine.train(w, 0, clients, {})
+    next(left)
+    left.close()
+    assert engine.evaluate(w) == SequentialEngine(federation).evaluate(w)
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
 def test_ctrl_c_is_for_the_parent_alone():
     """A terminal sends it to all; a worker that heard it would print a traceback into a clean stop."""
     with closing(Workers(1)) as pool:
-        pool.hold(partial(list, "abc"))
-        assert list(pool.run([Task("counted", "count", partial(tuple, "b"))])) == [1]
+        assert list(pool.run([Task("counted", "count", partial(tuple, "b"))], partial(list, "abc"))) == [1]
         status = Path(f"/proc/{pool._workers[0].process.pid}/status").read_text()
         assert int(status.split("SigIgn:")[1].split()[0], 16) >> signal.SIGINT - 1 & 1
 
 
 def test_a_worker_that_dies_while_it_takes_anothers_place_is_replaced_too(caplog):
     with closing(Workers(1)) as pool:
-        pool.hold(partial(list, "abc"))
-        count = [Task("counted", "count", partial(tuple, "b"))]
-        assert list(pool.run(count)) == [1]
+        count = [Task("counted", "count", partial(tuple, "b"))], partial(list, "abc")
+        assert list(pool.run(*count)) == [1]
         (worker,) = pool._workers
         worker.end()
         worker.start()
         worker.process.kill()
-        assert list(pool.run(count)) == [1] and "while it started; a new one takes its place" in caplog.text
+        assert list(pool.run(*count)) == [1] and "while it started; a new one takes its place" in caplog.text
 
 
 def test_a_client_whose_worker_dies_is_tried_again(workers, tmp_path, caplog):
@@ -420,10 +447,7 @@ def test_a_model_that_cannot_be_tested_ends_the_run():
     class Deadly:
         """Workers that die of every task."""
 
-        def hold(self, make):
-            pass
-
-        def run(self, tasks):
+        def run(self, tasks, make):
             return (Died(f"worker 0 died while it {task.deed}") for task in tasks)
 
     federation = prepare(SMALL)
@@ -483,10 +507,10 @@ def test_workers_die_with_their_parent():
         "from functools import partial; from importlib import import_module\n"
         "from fedbat.engine.workers import Task, Workers\n"
         "workers = Workers(2)\n"
-        "workers.hold(partial(import_module, 'time'))\n"
         "for seconds in 0, 600:\n"
         "    print('asleep', flush=True)\n"
-        "    list(workers.run([Task('slept', 'sleep', lambda: (seconds,))] * 2))\n"
+        "    tasks = [Task('slept', 'sleep', lambda: (seconds,))] * 2\n"
+        "    list(workers.run(tasks, partial(import_module, 'time')))\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         assert [parent.stdout.readline() for _ in range(2)] == ["asleep\n"] * 2

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbat.errors import ConfigError
+from fedbat.errors import ConfigError, MethodError
 from fedbat.memories import Memories, half_of_ram
 from fedbat.storage import load_tensors, save_tensors
 
@@ -88,6 +88,41 @@ def test_without_a_folder_a_temporary_one_takes_what_does_not_fit():
         memories.write(folder / "elsewhere")
     del memories
     assert not folder.exists()
+
+
+def test_a_folder_is_made_when_it_is_needed(tmp_path):
+    memories = Memories(tmp_path / "a" / "b", budget=0).begin()
+    assert not (tmp_path / "a").exists()
+    for client in range(2):
+        memories.remember(client, memory(client))
+    assert content(memories) == {0: 0, 1: 1}
+
+
+def test_what_is_not_on_disk_yet_may_be_written_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    empty = Memories(Path("a"))
+    assert empty.write(tmp_path / "b") == empty.write(tmp_path / "c") == {}
+    memories = Memories(Path("a")).begin()
+    memories.remember(0, memory(7))
+    memories.write(tmp_path / "b")
+    memories.write(Path("b"))  # the same folder
+    with pytest.raises(ConfigError, match="make them with Memories"):
+        memories.write(tmp_path / "c")
+
+
+@pytest.mark.parametrize("budget", [0, math.inf])
+def test_what_was_forgotten_is_told(tmp_path, budget):
+    old = Memories(tmp_path, budget).begin()
+    for client in range(3):
+        old.remember(client, memory(client))
+    new = old.begin()
+    new.remember(0, memory(9))
+    assert content(old) == {0: 0, 1: 1, 2: 2}
+    new.begin()
+    for use in (content, Memories.begin, lambda memories: memories.write(tmp_path)):
+        with pytest.raises(MethodError, match="go on from the newest state"):
+            use(old)
+    assert content(new) == {0: 9, 1: 1, 2: 2}
 
 
 def test_files_keep_bits_types_and_memory_formats(tmp_path, rng):

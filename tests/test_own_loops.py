@@ -290,3 +290,32 @@ def test_sparse_gradients_are_pulled_back_like_dense_ones(name):
             return local.finish().to_bytes()
 
     assert trained(sparse=True) == trained(sparse=False)
+
+
+def test_momentum_of_sparse_gradients_lives_on_after_the_warm_up():
+    model = nn.Sequential(nn.Embedding(20, 6, sparse=True), nn.Flatten(), nn.Linear(24, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with begin(FedBAT(phi=0.5), model, optimizer, 6) as local:
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.arange(16).view(4, 4)).square().sum().backward()
+            optimizer.step()
+        assert local.finish().num_steps == 6
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_layers_of_several_types_train_side_by_side(name):
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            types = torch.float64, torch.float32, torch.bfloat16
+            self.layers = nn.ModuleList(nn.Linear(12, 12, dtype=dtype) for dtype in types)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x.to(layer.weight.dtype))
+            return x.float()
+
+    upload, model, *_ = finish(make_method(name), 6, 6, model=Mixed())
+    assert len(upload.payload.parts) == 3
+    assert [layer.weight.dtype for layer in model.layers] == [torch.float64, torch.float32, torch.bfloat16]

@@ -96,6 +96,11 @@ def test_so_are_other_shapes_and_types():
     assert torch.equal(fewer.double()(x.double()), native.double()(x.double()))
 
 
+def test_the_input_may_be_named():
+    _, fewer, x = pair()
+    assert torch.equal(fewer(input=x), fewer(x))
+
+
 def test_a_hook_sees_what_pytorch_saves():
     """ZeroFL makes the input sparse that a convolution saves for its gradient."""
     native, fewer, x = pair()

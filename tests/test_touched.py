@@ -1,13 +1,18 @@
 """What users do to a model in the middle of a round: kept, or refused with a reason, never lost."""
 
 import copy
+from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedbat import METHODS, MethodError, Server, begin, layout_of, make_method
+from fedbat import METHODS, MethodError, Payload, Server, begin, layout_of, make_method
+from fedbat.channels import levels_of
+from fedbat.downlink import DOWNLINKS
+from fedbat.gaussian import gaussian_levels
+from fedbat.layout import tensors_of
 from fedbat.methods.bifl import BiFL
 from fedbat.methods.fedbat import FedBAT
 from fedbat.methods.zerofl import ZeroFL
@@ -144,6 +149,70 @@ def test_a_second_optimizer_of_the_same_model_is_refused_once_the_forward_pass_i
             second.step()
 
 
+def decay(model):
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1 - 0.1 * 5e-4)
+
+
+@pytest.mark.parametrize("method", ALTERING, ids=lambda method: type(method).__name__)
+def test_nothing_is_too_little_to_be_refused(method):
+    model, optimizer, _ = in_training(method)
+    decay(model)
+    with pytest.raises(MethodError, match="was written to between two steps"):
+        plain_step(model, optimizer, *some_batches(1)[0])
+
+
+def test_least_of_all_what_another_optimizer_trains():
+    """Its steps may be as small as rounding."""
+    model = mlp()
+    first, second = torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.SGD(model[3].parameters(), lr=1e-6)
+    with begin(FedBAT(phi=0), model, first, 4) as local:
+        run(model, first, some_batches(2))
+        second.step()
+        with pytest.raises(MethodError, match=r"3\.weight was written to .* let one optimizer hold"):
+            local.finish()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_even_weights_of_zero_may_be_tried_out_elsewhere(dtype):
+    """As new output layers and adapters have; what is added and subtracted again rounds by its own size."""
+    model = mlp().to(dtype)
+    nn.init.zeros_(model[3].weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    with begin(FedBAT(phi=0), model, optimizer, 4) as local, torch.no_grad():
+        for _ in range(4):
+            moves = [0.05 * torch.randn_like(p) for p in model.parameters()]
+            for sign in (1, -1):
+                for p, move in zip(model.parameters(), moves, strict=True):
+                    p.grad = move
+                    p.add_(sign * move)
+            optimizer.step()
+        local.finish()
+
+
+@pytest.mark.parametrize("method", [FedBAT(), FedBAT(phi=1)], ids=["half", "all"])
+def test_a_round_trained_by_another_optimizer_than_the_one_given_is_told(method):
+    model = mlp()
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    with begin(method, model, first, 4) as local:
+        run(model, second, some_batches(4))
+        with pytest.raises(MethodError, match=r"step\(\) of the optimizer given to begin was never called"):
+            local.finish()
+
+
+def test_hooks_on_layers_and_compiled_code_do_not_go_together():
+    inside = mlp()
+    inside[0].compile(backend="eager")
+    for model in (torch.compile(mlp(), backend="eager"), inside):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(MethodError, match=r"the model is compiled, but ZeroFL .* train the plain model"):
+            begin(ZeroFL(sparse_first_layer=True), model, optimizer, 4)
+        for method in (FedBAT(), ZeroFL(train_sparsity=0)):
+            with begin(method, model, optimizer, 4):
+                pass
+
+
 class Counting(nn.Module):
     """With a buffer that each forward pass replaces, and a mask of infinities."""
 
@@ -183,18 +252,49 @@ def test_a_step_without_any_gradient_of_a_compressed_layer_is_a_step(name):
         assert local.finish().num_steps == 3
 
 
-def test_torchs_default_type_does_not_matter():
-    plain, *_ = finish(FedBAT(phi=0), 4, 4, noise=UniformNoise(0, "noise"))
-    model = mlp()
-    batches = some_batches(4)
-    torch.set_default_dtype(torch.float64)
-    try:
+@pytest.fixture(params=[torch.float64, torch.bfloat16], ids=str)
+def default_type(request):
+    """A context in which it is torch's; levels of the other one are kept neither before nor after."""
+
+    @contextmanager
+    def changed():
+        torch.set_default_dtype(request.param)
+        for each in (gaussian_levels, levels_of):
+            each.cache_clear()
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(torch.float32)
+            for each in (gaussian_levels, levels_of):
+                each.cache_clear()
+
+    return changed
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_torchs_default_type_does_not_matter(name, default_type):
+    method = make_method(name, {"phi": "0"} if name == "fedbat" else {})
+    plain, *_ = finish(method, 4, 4, noise=UniformNoise(0, "noise"))
+    model, batches = mlp(), some_batches(4)
+    with default_type():
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        local = begin(FedBAT(phi=0), model, optimizer, 4, noise=UniformNoise(0, "noise"))
+        local = begin(method, model, optimizer, 4, memory={}, noise=UniformNoise(0, "noise"))
         run(model, optimizer, batches)
-        assert local.finish().to_bytes() == plain.to_bytes()
-    finally:
-        torch.set_default_dtype(torch.float32)
+        raw = local.finish().to_bytes()
+        values = Payload.from_bytes(raw, layout_of(model)).values()
+    assert raw == plain.to_bytes()
+    for layer, value in plain.payload.values().items():
+        assert torch.equal(values[layer], value), layer
+
+
+@pytest.mark.parametrize("down", sorted(DOWNLINKS))
+def test_nor_does_it_for_what_clients_receive(down, default_type):
+    layout, w = layout_of(mlp()), tensors_of(mlp(), layout_of(mlp()))
+    plain = DOWNLINKS[down].publish(layout, w, None, 0).w
+    with default_type():
+        found = DOWNLINKS[down].publish(layout, w, None, 0).w
+    for name, tensor in plain.items():
+        assert torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype, name
 
 
 def test_the_weights_to_test_with_reach_tied_layers():

@@ -246,7 +246,7 @@ def test_a_method_may_use_what_it_learned_without_a_thought_of_gradients():
     assert Payload.from_bytes(raw, layout_of(model)).parts
 
 
-@pytest.mark.parametrize("context", [-1, 2**64])
+@pytest.mark.parametrize("context", [-1, 2**64, 1.5, 1.0])
 def test_context_must_fit_the_header(context):
     model = mlp()
     with pytest.raises(ConfigError, match=f"context={context}, expected a whole number from 0 to 2\\^64 - 1"):
@@ -264,6 +264,27 @@ def test_a_forgotten_memory_is_told():
         settings = dict([change.split("=")]) if change else {}
         with begin(make_method(name, settings), model, optimizer, 1, **options):
             pass
+
+
+def test_a_memory_nobody_uses_is_told():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for method in (FedBAT(), make_method("ef-signsgd", {"memory": "off"})):
+        with pytest.raises(ConfigError, match=r"memory has 1 tensors, but .* remembers nothing"):
+            begin(method, model, optimizer, 1, memory={"0.weight": torch.zeros(16, 12)})
+        for nothing in ({}, None):
+            with begin(method, model, optimizer, 1, memory=nothing):
+                pass
+
+
+def test_a_memory_of_another_model_is_told():
+    """It would be broadcast."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with begin(make_method("ef-signsgd"), model, optimizer, 1, memory={"0.weight": torch.zeros(12)}) as local:
+        run(model, optimizer, some_batches(1))
+        with pytest.raises(MethodError, match=r"memory of 0.weight has shape \[12\], expected .* \[16, 12\]"):
+            local.finish()
 
 
 def test_num_steps_must_be_positive():

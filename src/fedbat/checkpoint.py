@@ -6,9 +6,10 @@ memory-NUMBER.safetensors  one client's memory; written once, kept as long as it
 """
 
 import json
+import re
 import shutil
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
 
@@ -16,8 +17,10 @@ from fedbat.downlink import Public
 from fedbat.errors import DataError
 from fedbat.memories import Memories, memory_file
 from fedbat.simulation import State
-from fedbat.storage import load_tensors, save_tensors, write_text
+from fedbat.storage import DRAFT, load_tensors, save_tensors, write_text
 from fedbat.streams import Tensors
+
+_OURS = re.compile(rf"(checkpoint\.json|(w|memory)-\d+\.safetensors)({re.escape(DRAFT)})?")
 
 
 class Checkpoint(NamedTuple):
@@ -41,15 +44,14 @@ class Checkpoint(NamedTuple):
         }
         write_text(folder / "checkpoint.json", json.dumps(index))
         self.state.memories.release_others()
-        for old in folder.glob("w-*"):
-            if old.name != w:
-                old.unlink()
+        _remove_others(folder, _named(index))
 
     @classmethod
     def load(cls, folder: Path, budget: float = float("inf")) -> "Checkpoint":
         """The checkpoint in this folder; memories are read when they are used, and up to `budget` bytes stay in RAM."""
         try:
             index = json.loads((folder / "checkpoint.json").read_text())
+            named = _named(index)
             saved = {int(client): int(number) for client, number in index["memories"].items()}
             tensors: dict[str, Tensors] = {"w": {}, "average": {}, "public": {}}
             for name, tensor in load_tensors(folder / index["w"]).items():
@@ -60,17 +62,26 @@ class Checkpoint(NamedTuple):
                 versions = {int(client): int(version) for client, version in about["versions"].items()}
                 public = Public(tensors["public"], int(about["num_bytes"]), versions)
             state = State(tensors["w"], Memories(folder, budget, saved), tensors["average"], public)
-            named = {"checkpoint.json", index["w"], *(memory_file(number) for number in saved.values())}
             if missing := named - {path.name for path in folder.iterdir()}:
                 raise FileNotFoundError(f"{min(missing)} is not there")
-            for path in folder.iterdir():
-                if path.name not in named:  # left behind by a process that died
-                    path.unlink()
+            _remove_others(folder, named)  # left behind by a process that died
             return cls(int(index["next_round"]), state)
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise DataError(
                 f"the checkpoint in {folder} cannot be read ({error}); start the run anew in another folder"
             ) from error
+
+
+def _named(index: dict[str, Any]) -> set[str]:
+    """The files that belong to the checkpoint with this index."""
+    return {"checkpoint.json", index["w"], *(memory_file(int(number)) for number in index["memories"].values())}
+
+
+def _remove_others(folder: Path, named: set[str]) -> None:
+    """Delete other checkpoints' files; whatever has no such name is the user's own."""
+    for path in folder.iterdir():
+        if _OURS.fullmatch(path.name) and path.name not in named:
+            path.unlink()
 
 
 def has_checkpoint(folder: Path) -> bool:

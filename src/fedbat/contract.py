@@ -43,12 +43,16 @@ def learnables(method: Method, w: Tensors) -> Tensors:
 
 
 def check_forward(method: Method, seen: Forward, w: Tensors) -> None:
-    """Refuse what is no Forward with weights for every layer."""
+    """Refuse what is no Forward with weights of every layer's shape."""
     who = f"{type(method).__name__}.forward"
     if not isinstance(seen, Forward):
         raise MethodError(f"{who} gave {_what(seen)}, expected Forward(weights)")
     if seen.weights.keys() != w.keys():
         raise MethodError(f"{who} gave weights for {list(seen.weights)}, expected them for {list(w)}")
+    for layer, x in w.items():
+        if seen.weights[layer].shape != x.shape:
+            found = list(seen.weights[layer].shape)
+            raise MethodError(f"{who} gave weights of shape {found} for {layer}, expected {list(x.shape)}")
 
 
 def encoded(

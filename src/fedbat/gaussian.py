@@ -16,5 +16,5 @@ _LLOYD_MAX = {  # each level is the mean of its cell, each edge midway between t
 @cache
 def gaussian_levels(width: int, device: torch.device) -> Tensor:
     """The 2^width Lloyd-Max levels of the standard normal distribution, ascending."""
-    positive = torch.tensor(_LLOYD_MAX[width], device=device)
+    positive = torch.tensor(_LLOYD_MAX[width], dtype=torch.float32, device=device)
     return torch.cat([-positive.flip(0), positive])

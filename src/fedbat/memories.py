@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
-from fedbat.errors import ConfigError
-from fedbat.storage import load_tensors, save_tensors
+from fedbat.errors import ConfigError, MethodError
+from fedbat.storage import load_tensors, make_folder, save_tensors
 from fedbat.streams import Tensors
 
 
@@ -39,7 +39,9 @@ class Memories(Mapping[int, Tensors]):
 
     def begin(self) -> Self:
         """The value to fill in the round that begins now; all values but this one are forgotten."""
-        self._store.keep_only(set(self._numbers.values()))
+        numbers = set(self._numbers.values())
+        self._store.check(numbers)
+        self._store.keep_only(numbers)
         after = copy.copy(self)
         after._numbers = dict(self._numbers)
         return after
@@ -50,6 +52,7 @@ class Memories(Mapping[int, Tensors]):
 
     def write(self, folder: Path) -> dict[int, int]:
         """Write what is not on disk yet; returns client -> number, the `saved` that opens these memories again."""
+        self._store.check(set(self._numbers.values()))
         self._store.settle_in(folder)
         for number in self._numbers.values():
             self._store.write(number)
@@ -65,7 +68,7 @@ class _Store:
     """Numbered memories, shared by one value or several; a number's content never changes."""
 
     def __init__(self, folder: Path | None, budget: float, saved: set[int]) -> None:
-        self._folder, self._budget = folder, budget
+        self._folder, self._budget = folder and folder.resolve(), budget
         self._recent: OrderedDict[int, Tensors] = OrderedDict()  # the last is the most recently used
         self._on_disk, self.pinned = set(saved), set(saved)  # pinned: a checkpoint names them
         self._next, self.num_bytes = max(saved, default=-1) + 1, 0
@@ -78,9 +81,17 @@ class _Store:
         return self._folder
 
     def settle_in(self, folder: Path) -> None:
-        if self._folder not in (None, folder):
+        if self._on_disk and self._folder != folder.resolve():
             raise ConfigError(f"memories live in {self._folder}, expected {folder}; make them with Memories({folder})")
-        self._folder = folder
+        self._folder = folder.resolve()
+
+    def check(self, numbers: set[int]) -> None:
+        """Refuse memories that are neither in RAM nor on disk any more."""
+        if numbers - self._recent.keys() - self._on_disk:
+            raise MethodError(
+                "what clients remembered in this state is forgotten, because later rounds have begun since; go on from "
+                "the newest state, or save a Checkpoint of each before the next round and load it"
+            )
 
     def put(self, tensors: Tensors) -> int:
         number, self._next = self._next, self._next + 1
@@ -90,6 +101,7 @@ class _Store:
     def get(self, number: int) -> Tensors:
         tensors = self._recent.get(number)
         if tensors is None:
+            self.check({number})
             tensors = load_tensors(self._path(number))
             self._keep(number, tensors)
         self._recent.move_to_end(number)
@@ -97,6 +109,7 @@ class _Store:
 
     def write(self, number: int) -> None:
         if number not in self._on_disk:
+            make_folder(self.folder)
             save_tensors(self._path(number), self._recent[number])
             self._on_disk.add(number)
 

@@ -75,7 +75,8 @@ def rounds(
 ) -> Iterator[tuple[Round, State]]:
     """Run the rounds from `first` on; yields each with the state after it, and calls `on_client` after each client.
 
-    `state` is the one before round `first`: a run that goes on from any of its states gives the results it would have.
+    `state` is the one before round `first`: a run that goes on from one of its states gives the results it would have
+    had. If clients remember, it must be the newest state or a `Checkpoint`: each round forgets what older ones held.
     """
     experiment, layout = federation.experiment, federation.layout
     downlink = DOWNLINKS[experiment.down]

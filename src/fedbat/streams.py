@@ -19,7 +19,8 @@ Tensors = dict[str, Tensor]
 Noise = Callable[[Tensors], Tensors]
 """Draws u ~ U(0, 1) of the shapes it is shown."""
 
-_MIDDLE = torch.tensor((2**15 + 0.5) / 2**16, device="cpu")  # u for the random word 0, a signed 16-bit integer
+# u for the random word 0, a signed 16-bit integer.
+_MIDDLE = torch.tensor((2**15 + 0.5) / 2**16, dtype=torch.float32, device="cpu")
 
 
 def _sequence(seed: int, purpose: str, *key: int) -> np.random.SeedSequence:
@@ -71,6 +72,7 @@ class UniformNoise:
     def _draw(self, count: int) -> Tensor:
         if self.device.type != "cpu":
             # torch.rand may give 0 but not 1, and u = 0 would give +1 even where -1 is certain; so turn it round.
-            return torch.rand(count, generator=self._generator, device=self.device).neg_().add_(1)
+            u = torch.rand(count, generator=self._generator, dtype=torch.float32, device=self.device)
+            return u.neg_().add_(1)
         words = torch.from_numpy(self._halves(count).astype(np.float32))
         return torch.add(_MIDDLE, words, alpha=2**-16, out=words)  # one pass; both roundings are exact

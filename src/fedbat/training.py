@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, SupportsIndex
 from weakref import WeakSet
 
 import torch
@@ -87,24 +87,30 @@ class LocalTraining:
         context: int = 0,
     ) -> None:
         contract.check_method(method)
-        model = uncompiled(model)
-        in_optimizer = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if not any(id(p) in in_optimizer for p in model.parameters()):
+        compiled, model = _is_compiled(model), uncompiled(model)
+        held = _held_by(optimizer)
+        if not any(id(p) in held for p in model.parameters()):
             raise MethodError("the optimizer holds no parameter of this model; make it from model.parameters()")
         if optimizer in _HOOKED:
             raise MethodError("this optimizer is in a round already; call finish() or leave its `with` block first")
         if not 1 <= num_steps < float("inf") or num_steps != int(num_steps):
             raise ConfigError(f"num_steps={num_steps!r}, expected the number of optimizer steps to come, at least 1")
-        if not 0 <= context < 2**64:
-            raise ConfigError(f"context={context}, expected a whole number from 0 to 2^64 - 1, such as the round")
+        if not isinstance(context, SupportsIndex) or not 0 <= context < 2**64:
+            raise ConfigError(f"context={context!r}, expected a whole number from 0 to 2^64 - 1, such as the round")
         if memory is None and method.remembers:
             raise ConfigError(
                 f"{type(method).__name__} adds what this client's last upload left out, but no memory was given; "
                 "pass memory=upload.memory of its last round, or {} in its first"
             )
+        if memory and not method.remembers:
+            raise ConfigError(
+                f"memory has {len(memory)} tensors, but {type(method).__name__} with these settings remembers nothing, "
+                "so they would be lost; pass memory={} or the method whose upload.memory it is"
+            )
         self.method, self.layout, self.context = method, layout or layout_of(model), context
         self.memory = memory or {}
         self.step = Step(0, num_steps)
+        self._will_alter = method.alters_forward(Step(num_steps, num_steps))
         # `_start` and `_w` hold what was received (w), the parameters' own memory `_live` holds w + m; while a method
         # computes with something else (w + S), the parameters point at that.
         self._live = tensors_of(model, self.layout)
@@ -121,7 +127,7 @@ class LocalTraining:
         self._optimizer = optimizer
         self._handles: list[RemovableHandle] = []
         try:
-            self._hook(model)
+            self._hook(model, compiled)
         except BaseException:
             self._release()  # nobody else has this object to do so
             raise
@@ -132,8 +138,13 @@ class LocalTraining:
         if not self._handles:
             raise MethodError("finish() was called after training had ended; call it once, inside the `with` block")
         self._take_in()
-        self._release()
         update = self._update()
+        if self._will_alter and not self.step.index and any(m.any() for m in update.values()):
+            raise MethodError(
+                "the weights have changed, but step() of the optimizer given to begin was never called, through "
+                f"which {type(self.method).__name__} trains; make the optimizer that trains first, and give it to begin"
+            )
+        self._release()
         self._local.update = update
         parts: Mapping[str, Part] = {}
         memory = self.memory
@@ -168,22 +179,25 @@ class LocalTraining:
             self._release()
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        will_alter = self.method.alters_forward(Step(self.step.total, self.step.total))
-        if will_alter and any(callable(argument) for argument in (*args, *kwargs.values())):
+        if self._will_alter and any(callable(argument) for argument in (*args, *kwargs.values())):
             raise MethodError(
                 "optimizer.step(closure) computes gradients inside the step, where they cannot be pulled back; "
                 "call loss.backward() and then optimizer.step()"
             )
+        if self._will_alter:  # pulled-back gradients are dense; momentum cannot change from sparse to dense
+            for p in self._parameters.values():
+                if p.grad is not None and p.grad.is_sparse:
+                    p.grad = p.grad.to_dense()
         self._take_in()
         if self._seen is None:
             return
-        grad = {name: wide(_dense(p.grad)) for name, p in self._parameters.items() if p.grad is not None}
+        grad = {name: wide(p.grad) for name, p in self._parameters.items() if p.grad is not None}
         grads, learned = self._by.pull_back(self._w, self._local, self._u, self._seen, grad)
         self._point_at_live()
         for name, value in grads.items():
             self._parameters[name].grad = value.to(self._live[name].dtype)
         for name, value in self._local.learned.items():
-            value.grad = learned.get(name)
+            value.grad = learned[name].to(value.dtype) if name in learned else None
         self._local.last, self._local.update, self._u = self._seen, {}, {}  # make room for the next step's
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -202,7 +216,7 @@ class LocalTraining:
             self._by, self._local.update = self.method, self._update()
             if self.method.needs_progress:
                 share = self.step.index / self.step.total
-                self._local.progress = torch.full((), share, device=_device(self._live))
+                self._local.progress = torch.full((), share, dtype=torch.float32, device=_device(self._live))
             self._local.fixed = self.method.prepare(self._w, self._local)
             self._u = self._noise(self._w) if self.method.noisy_forward else {}
         self._seen = self._by.forward(self._w, self._local, self._u)
@@ -239,21 +253,32 @@ class LocalTraining:
         if not (touched := [name for name, mark, put in marks if mark != put]):
             return
         expected = self._by.forward(self._w, self._local, self._u).weights
+        trained = _held_by(self._optimizer)
         for name in touched:
-            now = self._parameters[name].data
-            if not torch.allclose(now, expected[name].to(now), rtol=1e-4, atol=1e-6):
+            parameter, live = self._parameters[name], self._live[name]
+            right = expected[name].to(live.dtype).to(parameter.data)  # as it was put in; the model may have moved since
+            atol = (
+                _rounding(right, live) if id(parameter) in trained else 0.0
+            )  # who trains others may move them by less
+            if not torch.allclose(parameter.data, right, rtol=0, atol=atol):
                 raise MethodError(
                     f"{name} was written to between two steps, while {type(self.method).__name__} computes with other "
                     "weights than those it trains, so the change would be lost; let one optimizer hold all trained "
                     "parameters, clip gradients instead of weights, and load a state dict before begin or after finish"
                 )
 
-    def _hook(self, model: nn.Module) -> None:
+    def _hook(self, model: nn.Module, compiled: bool) -> None:
         _HOOKED.add(self._optimizer)
         self._add_learnables()
         self._handles.append(self._optimizer.register_step_pre_hook(self._before_step))
         self._handles.append(self._optimizer.register_step_post_hook(self._after_step))
-        self._handles += self.method.instrument(model, list(self._w))
+        on_layers = self.method.instrument(model, list(self._w))
+        self._handles += on_layers
+        if on_layers and compiled:  # what was compiled before would go on without them, and nobody would notice
+            raise MethodError(
+                f"the model is compiled, but {type(self.method).__name__} hooks its layers, and compiled code does not "
+                "call new hooks; train the plain model"
+            )
         self._put_values_in()
 
     def _add_learnables(self) -> None:
@@ -277,6 +302,22 @@ class LocalTraining:
 
 
 begin = LocalTraining  # reads better where a round begins: `local = begin(method, model, optimizer, num_steps)`
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    """Whether this model or a layer of it is compiled; that it is part of a compiled one cannot be seen."""
+    return any(uncompiled(each) is not each or each._compiled_call_impl is not None for each in model.modules())
+
+
+def _held_by(optimizer: Optimizer) -> set[int]:
+    """The ids of the parameters that the optimizer moves."""
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+
+def _rounding(x: Tensor, live: Tensor) -> float:
+    """How far off x may be after an optimizer has moved it, by its own size or some 0.1, and moved it back."""
+    eps = max(torch.finfo(x.dtype).eps, torch.finfo(live.dtype).eps)
+    return eps * max(4 * x.abs().max().item(), 0.1)
 
 
 def _marks(parameters: Mapping[str, nn.Parameter]) -> list[tuple[int, int]]:
@@ -316,11 +357,6 @@ def layer_reports(parts: Mapping[str, Part], figures: Tensor) -> dict[str, Layer
 def wide(tensor: Tensor) -> Tensor:
     """The tensor in float32 or better, in which updates are encoded; half-precision weights still train as they are."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-
-
-def _dense(grad: Tensor) -> Tensor:
-    """The gradient as a dense tensor; those of embeddings may be sparse."""
-    return grad.to_dense() if grad.is_sparse else grad
 
 
 def _laid_out(x: Tensor, like: Tensor) -> Tensor:

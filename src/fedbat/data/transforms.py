@@ -9,8 +9,8 @@ PADDING = 4
 
 def normalize(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """Scale uint8 images [..., C, H, W] to [0, 1], then to (x - mean) / std per channel, in float32."""
-    center = torch.tensor(mean, device=x.device)[:, None, None]  # [C, 1, 1]
-    scale = torch.tensor(std, device=x.device)[:, None, None]
+    center = torch.tensor(mean, dtype=torch.float32, device=x.device)[:, None, None]  # [C, 1, 1]
+    scale = torch.tensor(std, dtype=torch.float32, device=x.device)[:, None, None]
     return (x.float() / 255 - center) / scale
 
 

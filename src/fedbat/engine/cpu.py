@@ -8,6 +8,7 @@ import dataclasses
 import pickle
 from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ class CpuEngine:
             ) from error
         self._w = _tensors_in(self._memory, layout)
         self._workers = workers or workers_for(federation)
-        self._workers.hold(partial(_Hand, private, data, self._memory, half))
+        self._make = partial(_Hand, private, data, self._memory, half)
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)  # the work left to this process should not take a worker's core
 
@@ -55,7 +56,6 @@ class CpuEngine:
         self, w: Tensors, round_: int, clients: list[int], memories: Mapping[int, Tensors]
     ) -> Iterator[ClientResult | Lost]:
         """Train as many clients at a time as there are workers, the largest first."""
-        self._publish(w)
         tasks = [
             Task(
                 f"trained client {client}",
@@ -65,15 +65,15 @@ class CpuEngine:
             )
             for client in clients
         ]
-        for client, found in zip(clients, self._workers.run(tasks), strict=True):
+        for client, found in zip(clients, self._run(tasks, w), strict=True):
             yield Lost(client, found.reason) if isinstance(found, Died) else found
 
     def evaluate(self, w: Tensors) -> Evaluation:
         """Test the batches on the workers; their scores are added in order."""
-        self._publish(tested(self.federation, w))
         batches = range(num_test_batches(self.federation))
+        tasks = [Task(f"tested batch {n}", "test", partial(tuple, [n])) for n in batches]
         scores = []
-        for found in self._workers.run([Task(f"tested batch {n}", "test", partial(tuple, [n])) for n in batches]):
+        for found in self._run(tasks, tested(self.federation, w)):
             if isinstance(found, Died):
                 raise FedbatError(f"the model could not be tested: {found.reason}; --engine sequential may show why")
             scores.append(found)
@@ -85,10 +85,12 @@ class CpuEngine:
         if self._owns_workers:
             self._workers.close()
 
-    def _publish(self, w: Tensors) -> None:
-        """Copy w into shared memory, where every worker finds it."""
+    def _run(self, tasks: list[Task], w: Tensors) -> Iterator[Any]:
+        """What becomes of the tasks, done on w: a copy in shared memory, where every worker finds it."""
+        results = self._workers.run(tasks, self._make)  # refused while an unfinished round still needs its own w
         for name, tensor in self._w.items():
             tensor.copy_(w[name])
+        return results
 
 
 def workers_for(federation: Federation) -> Workers:

@@ -45,7 +45,8 @@ def _suits(conv: nn.Conv2d) -> bool:
     return plain and shape == ((3, 3), (1, 1), (1, 1), (1, 1)) and enough
 
 
-def _forward(conv: nn.Conv2d, x: Tensor) -> Tensor:
+def _forward(conv: nn.Conv2d, input: Tensor) -> Tensor:  # named as PyTorch's is: callers may say conv(input=...)
+    x = input
     watched = conv._forward_pre_hooks or conv._forward_hooks  # hooks may look at what is saved for the backward pass
     full = x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type)
     if watched or not full or not conv.training or not _is_faster(x.shape):

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedbat.errors import FedbatError
+from fedbat.errors import FedbatError, MethodError
 
 _LOG = logging.getLogger(__name__)
 _SPAWN = get_context("spawn")
@@ -42,7 +42,7 @@ class Died(NamedTuple):
 
 
 class Workers:
-    """Processes that outlive tasks and deaths, and even engines if they are handed on; started by the first `hold`.
+    """Processes that outlive tasks and deaths, and even engines if they are handed on; started by the first `run`.
 
     Daemons end with this process; workers that are none may start workers of their own, and have to be closed.
     """
@@ -50,32 +50,38 @@ class Workers:
     def __init__(self, num: int, *, daemon: bool = True) -> None:
         self._num, self._daemon = num, daemon
         self._workers: list[_Worker] = []
-        self._make: Callable[[], object] | None = None
+        self._running = False
 
-    def hold(self, make: Callable[[], object]) -> None:
-        """From now on, tasks are done on the object that `make` returns, called once in each worker."""
-        self._workers = self._workers or [_Worker(number, self._daemon) for number in range(self._num)]
-        self._make = make
-
-    def run(self, tasks: Sequence[Task]) -> Iterator[Any]:
+    def run(self, tasks: Sequence[Task], make: Callable[[], object]) -> Iterator[Any]:
         """Yield the result of each task, in order, as soon as it and all before it are there.
 
+        They are done on the object that `make` returns; a worker calls it once, until it is given a task with another.
         A task whose worker dies is tried once more; after a second death its result is a `Died`. An error in a worker
         is raised here as it was there.
         """
+        if self._running:
+            raise MethodError(
+                "the workers were given new tasks before all results of the last were taken; finish the round first: "
+                "take all that train() yields, or close() it, and then test or train again"
+            )
+        return self._results(tasks, make)
+
+    def _results(self, tasks: Sequence[Task], make: Callable[[], object]) -> Iterator[Any]:
+        self._workers = self._workers or [_Worker(number, self._daemon) for number in range(self._num)]
         window = _WINDOW * len(self._workers)
         queue = deque(sorted(range(len(tasks)), key=lambda index: (index // window, -tasks[index].size)))
         found: dict[int, Any] = {}
         deaths: dict[int, str] = {}
         coming = 0
-        for worker in self._workers:
-            worker.revive()
+        self._running = True
         try:
+            for worker in self._workers:
+                worker.revive()
             while coming < len(tasks):
                 for worker in self._workers:
                     if queue and worker.idle:
                         first = queue.popleft()
-                        worker.give(first, tasks[first], self._make)
+                        worker.give(first, tasks[first], make)
                 if coming in found:  # the caller makes use of it while the workers go on
                     yield found.pop(coming)
                     coming += 1
@@ -98,6 +104,7 @@ class Workers:
                         reply = Died(f"{deaths[index]}; tried again, {reason}")
                     found[index] = reply
         finally:
+            self._running = False
             for worker in self._workers:
                 if worker.index is not None:  # nobody waits for its task any more
                     worker.end()
@@ -148,7 +155,7 @@ class _Worker:
         if self.pipe.closed:
             self.start()
 
-    def give(self, index: int, task: Task, make: Callable[[], object] | None) -> None:
+    def give(self, index: int, task: Task, make: Callable[[], object]) -> None:
         """Send a task, and the object to hold if that is new."""
         # The object to hold is sent the way torch does it, its tensors by reference to shared memory. A task is sent by
         # value: each tensor sent by reference would keep a file open for as long as it lives.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from fedbat.binarize import mean_abs, sign_or_coin
+from fedbat.errors import MethodError
 from fedbat.method import Local, Method
 from fedbat.parts import Kind, Part, Signs
 from fedbat.settings import check_choice
@@ -40,6 +41,12 @@ class EFSignSGD(Method):
 
     def encode(self, w: Tensors, local: Local, memory: Tensors, noise: Noise) -> tuple[dict[str, Part], Tensors]:
         """The compressed p = m + e, and what compression left out."""
+        for name in memory.keys() & local.update.keys():
+            if memory[name].shape != local.update[name].shape:
+                raise MethodError(
+                    f"the memory of {name} has shape {list(memory[name].shape)}, expected that of the layer, "
+                    f"{list(local.update[name].shape)}; it is of another model: pass memory={{}} to begin anew"
+                )
         u = noise(local.update)
         parts: dict[str, Part] = {}
         left: Tensors = {}

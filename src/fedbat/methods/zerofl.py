@@ -13,6 +13,7 @@ Decisions where the papers are silent or differ:
 - Exactly ceil((1 - sparsity) d) entries stay; SWAT's threshold lets ties through.
 - Activations are sparsified over the whole mini-batch tensor, as in SWAT's code, in convolution and linear modules;
   weights used in other ways (embeddings, attention's own projections) are sparse, their inputs are not.
+- That takes hooks, which code compiled by torch.compile may not call: `begin` refuses compiled models.
 """
 
 from dataclasses import dataclass

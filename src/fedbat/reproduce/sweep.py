@@ -110,8 +110,7 @@ def _fates(hand: "_Hand") -> Iterator[Fate | None]:
         Task(f"ran {cell.folder}", "attempt_or_die", partial(tuple, [index])) for index, cell in enumerate(hand.pending)
     ]
     with closing(Workers(num_workers, daemon=False)) as workers:
-        workers.hold(hand.itself)
-        for cell, found in zip(hand.pending, workers.run(tasks), strict=True):
+        for cell, found in zip(hand.pending, workers.run(tasks, hand.itself), strict=True):
             if isinstance(found, Died):
                 hand.say(f"{cell.folder} failed: {found.reason}")
             yield "failed" if isinstance(found, Died) else found
