@@ -257,9 +257,8 @@ class LocalTraining:
         for name in touched:
             parameter, live = self._parameters[name], self._live[name]
             right = expected[name].to(live.dtype).to(parameter.data)  # as it was put in; the model may have moved since
-            atol = (
-                _rounding(right, live) if id(parameter) in trained else 0.0
-            )  # who trains others may move them by less
+            # An optimizer of others may move them by less than ours may be off by rounding.
+            atol = _rounding(right, live) if id(parameter) in trained else 0.0
             if not torch.allclose(parameter.data, right, rtol=0, atol=atol):
                 raise MethodError(
                     f"{name} was written to between two steps, while {type(self.method).__name__} computes with other "
