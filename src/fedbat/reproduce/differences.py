@@ -45,8 +45,8 @@ class Switch(NamedTuple):
 
     @property
     def method(self) -> str:
-        """The method without the setting that is switched."""
-        return self.ours.point["method"].split()[0] if self.axis == "method" else self.ours.point["method"]
+        """The method, and what else is varied, without the setting that is switched."""
+        return self.ours.point["method"].split()[0] if self.axis == "method" else self.ours.name(self.axis)
 
 
 def section(table: Table, book: Book, results: Results) -> Iterator[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedbat.plots import Line, Panel, Spot, SpotPanel, draw_panels, draw_spots
+from fedbat.records import file_name
 from fedbat.reproduce.metrics import running_mean, weighted_error
 from fedbat.reproduce.record import Record, Records
 from fedbat.reproduce.results import MeanStd, Result, Results
@@ -22,7 +23,7 @@ WINDOW = 5  # rounds of a running mean
 
 @dataclass(frozen=True)
 class Curves:
-    """A line for each method, round by round."""
+    """A line for each row, round by round."""
 
     title: str
     ylabel: str
@@ -36,7 +37,7 @@ class Curves:
         panels = []
         for title, found in _splits(rows, results.of):
             lines = {
-                row.point["method"]: self._line(result.records)
+                row.name(): self._line(result.records)
                 for row, result in found
                 # On a logarithmic axis there is no place for methods that send everything as it is.
                 if not self.log or any(0 < value < math.inf for value in self.y(result.records[0]))
@@ -77,7 +78,7 @@ class Spots:
             for row, result in found:
                 if reached := self.measures[measure](result):
                     spot = Spot(result.traffic, reached.mean, row.point["down"])
-                    series.setdefault(row.point["method"], []).append(spot)
+                    series.setdefault(row.name("down"), []).append(spot)
             panels.append(SpotPanel(title, series))
         return panels
 
@@ -110,7 +111,7 @@ def _by_group(kinds: Mapping[str, Curves | Spots], table: Table, results: Result
         for kind, plot in kinds.items():
             if plot.panels(rows, results):
                 title = f"{dataset}, {clients} clients: {plot.title}"
-                yield Picture(f"{dataset}-n{clients}-{kind}", title, partial(plot.draw, rows, results))
+                yield Picture(file_name(f"{dataset}-n{clients}-{kind}"), title, partial(plot.draw, rows, results))
 
 
 def _of_trials(table: Table, results: Results) -> Iterator[Picture]:

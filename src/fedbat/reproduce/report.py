@@ -138,7 +138,7 @@ def _to_be_looked_into(open_: Sequence[Result], files: str) -> Iterator[str]:
     rows = [
         [
             *(result.row.point[key] for key in ("dataset", "clients", "split")),
-            f"`{result.row.point['method']}`",
+            f"`{result.row.name()}`",
             number(result.row.paper),
             mean_std(result.best),
             str(len(result.records)),
@@ -194,7 +194,7 @@ def _beside_the_paper(found: Table, book: Book, results: Results) -> Iterator[st
         for note in book.notes:
             about = [row for row in rows if results.of(row) and matches(row.point, note.only)]
             if about:
-                where = "; ".join(dict.fromkeys(f"{row.point['method']}, {row.point['split']}" for row in about))
+                where = "; ".join(dict.fromkeys(f"{row.name()}, {row.point['split']}" for row in about))
                 yield from [f"*{where}*: {note.text}", ""]
 
 
@@ -219,7 +219,7 @@ SECTIONS: dict[str, Callable[[Table, Book, Results], Iterator[str]]] = {
 
 
 def _row(row: Row, result: Result | None) -> list[str]:
-    start = [row.point["split"], f"`{row.point['method']}`"]
+    start = [row.point["split"], f"`{row.name()}`"]
     if result is None:
         return padded([*start, number(row.paper)], _COLUMNS)
     return [

@@ -140,12 +140,12 @@ class Results:
         return [result for result in self.compared() if _further(result, _tolerance(result))]
 
     def columns(self) -> list[dict[str, Result]]:
-        """The compared results by method, for each data set, number of clients and split."""
+        """The compared results by name, for each data set, number of clients and split."""
         found: dict[tuple[str, ...], dict[str, Result]] = {}
         for result in self.compared():
             point = result.row.point
             column = found.setdefault((point["dataset"], point["clients"], point["split"]), {})
-            column[point["method"]] = result
+            column[result.row.name()] = result
         return list(found.values())
 
 

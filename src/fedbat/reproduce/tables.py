@@ -71,6 +71,11 @@ class Row:
     protocol: Protocol
     fixed: Mapping[str, Any]  # fields of the experiment that the file sets
 
+    def name(self, *told: str) -> str:
+        """The method and whatever else the grid varies, but for keys that are `told` otherwise."""
+        varied = [f"{key}={value}" for key, value in self.point.items() if key not in (*KEYS, *told)]
+        return " ".join([self.point["method"], *varied])
+
     def cell(self, seed: int) -> Cell:
         """The cell of this row with a seed."""
         return Cell(self.protocol.experiment(self.point, self.fixed, seed))

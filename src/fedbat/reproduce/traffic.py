@@ -42,7 +42,7 @@ def section(table: Table, book: Book, results: Results) -> Iterator[str]:
 
 
 def _row(row: Row, result: Result | None) -> list[str]:
-    start = [row.point["split"], f"`{row.point['method']}`", row.point["down"]]
+    start = [row.point["split"], f"`{row.name('down')}`", row.point["down"]]
     if result is None:
         return markdown.padded(start, _COLUMNS)
     return [
