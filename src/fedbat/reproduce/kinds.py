@@ -4,7 +4,7 @@ A case is computed for each seed from runs with that seed, which share partition
 only then is the mean taken. Its expected standard deviation is:
 - *paper*: for accuracies, what the paper prints, with half a digit added and summed as if runs were not paired, with
   the four degrees of freedom of its five runs; that of the same method and clients if printed, otherwise the largest
-  printed for that data set and split;
+  printed for that data set and split. It is that of best rounds and, for others, only used where there is one seed;
 - *curves*: for rounds to a target, how far these move when one of the two methods' accuracies moves, by what the paper
   prints (as above) or, if that is more, by how the two runs' difference varies in their second half;
 - *rounds*: for a mean over rounds, that of single rounds, as a bound;
@@ -180,7 +180,7 @@ def combine(column: Column, what: str, metric_name: str, *terms: tuple[int, Row]
             by_round = [added(values) for values in zip(*map(metric.by_round, records), strict=True)]
             found.append(Spread(statistics.stdev(by_round), len(by_round) - 1, "rounds", measured=False))
         if metric.accuracy and (paper := _paper_spread(column.shelf, rows)):
-            found.append(paper)
+            found.append(paper._replace(measured=metric.printed))  # other metrics may vary more: only a bound for them
         return found
 
     printed = [row.paper.accuracy for row in rows if row.paper is not None and metric.printed]
