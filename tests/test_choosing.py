@@ -233,6 +233,16 @@ def test_a_run_without_an_averaged_model_stands_in_and_is_compared_by_the_model_
     assert "| 90.5/90.5/– |" in page and "| 90.0/90.0/91.0 |" in page
 
 
+def test_what_averaging_gains_is_told_for_the_seeds_that_kept_an_average():
+    """Another seed of the same training that kept none, and did worse, makes no difference."""
+    kept = runs(lambda point: 0.0 if (point["method"], point["down"]) == ("fedbat", FULL) else None)[0]
+    other = made_up(next(row for row in BOOK.tables["table1"].rows if row.point["method"] == "fedbat"), 80, 1)
+    del other.summary["averaged_last10_accuracy"]
+    found = choices(kept, other)
+    assert found.of_split("iid")[0].last10.mean == 85
+    assert "| iid | +0.00 (1) | +1.00 (1) |" in BLOCKS["swings"](found)
+
+
 def test_bits_up_are_recommended_for_each_split():
     by_method = {"fedavg": 0.0, "fedbat": 0.6, "fedbat bits=2": 0.4, "fedbat bits=4": 0.0}
 

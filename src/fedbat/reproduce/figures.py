@@ -13,7 +13,7 @@ from fedbat.plots import Line, Panel, Spot, SpotPanel, draw_panels, draw_spots
 from fedbat.records import file_name
 from fedbat.reproduce.metrics import running_mean, weighted_error
 from fedbat.reproduce.record import Record, Records
-from fedbat.reproduce.results import MeanStd, Result, Results
+from fedbat.reproduce.results import Result, Results
 from fedbat.reproduce.tables import Book, Row, Table
 from fedbat.reproduce.theory import section as theory
 
@@ -65,20 +65,23 @@ class Curves:
 
 @dataclass(frozen=True)
 class Spots:
-    """A spot for each row: what it reaches against what it sends, up and down."""
+    """A spot for each row: what it reaches against what it sends, up and down.
+
+    The spots of a panel are means over the same seeds, those that all of them have.
+    """
 
     title: str
-    measures: Mapping[str, Callable[[Result], MeanStd | None]]  # by label; the first that all rows have is drawn
+    measures: Mapping[str, Callable[[Record], float | None]]  # by label; the first that all records have is drawn
 
     def panels(self, rows: Sequence[Row], results: Results) -> list[SpotPanel]:
         """A panel for each split for which there is something to draw."""
-        panels, measure = [], self.measure(rows, results)
-        for title, found in _splits(rows, results.training):
+        panels, measure = [], self.measures[self.measure(rows, results)]
+        for title, found in self._shared(rows, results):
             series: dict[str, list[Spot]] = {}
             for row, result in found:
-                if reached := self.measures[measure](result):
-                    spot = Spot(result.traffic, reached.mean, row.point["down"])
-                    series.setdefault(row.name("down"), []).append(spot)
+                reached = [value for record in result.records if (value := measure(record)) is not None]
+                spot = Spot(result.traffic, statistics.fmean(reached), row.point["down"])
+                series.setdefault(row.name("down"), []).append(spot)
             panels.append(SpotPanel(title, series))
         return panels
 
@@ -89,8 +92,17 @@ class Spots:
 
     def measure(self, rows: Sequence[Row], results: Results) -> str:
         """The label of the measure that is drawn."""
-        found = [result for row in rows if (result := results.training(row))]
-        return next(label for label, measure in self.measures.items() if all(map(measure, found)))
+        drawn = [r for _, found in self._shared(rows, results) for _, result in found for r in result.records]
+        return next(
+            label for label, measure in self.measures.items() if all(measure(record) is not None for record in drawn)
+        )
+
+    def _shared(self, rows: Sequence[Row], results: Results) -> Iterator[tuple[str, list[tuple[Row, Result]]]]:
+        """The splits with the rows that were run, as far as their seeds are shared by all rows of the split."""
+        for title, found in _splits(rows, results.training):
+            seeds = set.intersection(*(set(result.by_seed) for _, result in found))
+            if seeds:
+                yield title, [(row, result.only(seeds)) for row, result in found]
 
 
 def _percent(record: Record) -> Sequence[float]:
@@ -128,8 +140,8 @@ _CURVES = {
 TRAFFIC = Spots(
     "accuracy against total traffic",
     {
-        "averaged model, last ten rounds": lambda result: result.averaged,
-        "last ten rounds": lambda result: result.last10,
+        "averaged model, last ten rounds": lambda record: record.averaged_last10,
+        "last ten rounds": lambda record: record.last10,
     },
 )
 PICTURES: Mapping[str, Callable[[Table, Results], Iterator[Picture]]] = {  # by view

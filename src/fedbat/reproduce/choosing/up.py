@@ -35,7 +35,7 @@ def swings(choices: Choices) -> Iterator[str]:
         results = choices.of_split(split)
         if results:
             swing = statistics.fmean(result.best.mean - result.last10.mean for result in results)
-            gains = [kept.mean - result.last10.mean for result in results if (kept := result.averaged)]
+            gains = [mean for result in results if (mean := result.averaging_gain) is not None]
             gain = f"{signed(statistics.fmean(gains))} ({len(gains)})" if gains else NOT_YET
             rows.append([split, f"{signed(swing)} ({len(results)})", gain])
     header = ("split", "best round", "averaged model")
