@@ -8,9 +8,11 @@ from torch import nn
 
 from fedbat.data import load_dataset
 from fedbat.engine.sequential import SequentialEngine
+from fedbat.errors import ConfigError
 from fedbat.experiment import prepare
 from fedbat.reproduce import Records, load_book, load_record
 from fedbat.reproduce.figures import TRAFFIC, draw_figures, pictures
+from fedbat.reproduce.kinds import Shelf
 from fedbat.reproduce.metrics import METRICS
 from fedbat.reproduce.report import render
 from fedbat.reproduce.results import Results
@@ -94,3 +96,31 @@ def test_traffic_names_what_varies_besides_the_way_down(tmp_path):
     assert all(shown.count(f"| iid | `{name}` | {down} | 1 |") == 1 for name in names for down in ("32", "4"))
     (panel,) = TRAFFIC.panels(rows_of(found), Results(found, Records(tuple(records))))
     assert {name: len(spots) for name, spots in panel.series.items()} == dict.fromkeys(names, 2)
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize("text", [GRID.replace("rounds = 2", "seed = 1"), GRID + "seed = [0, 1]\n"])
+def test_seeds_are_none_of_a_grids_business(tmp_path, text):
+    with pytest.raises(ConfigError, match="has seed, but --seeds chooses seeds"):
+        book(tmp_path, text)
+
+
+def test_differences_need_two_values_and_no_words(tmp_path):
+    text = GRID.replace('"table"', '"differences"') + "lr = [0.1, 0.2]\n"
+    found = book(tmp_path, text)
+    shown = page(found, [made_up(row, 90) for row in rows_of(found)])
+    assert "### lr\n\n`lr=0.2` instead of `lr=0.1`: " in shown
+    for values in ("[0.1]", "[0.1, 0.1]", "[]"):
+        with pytest.raises(ConfigError, match="is what differs, but lr has fewer than two values; add one"):
+            book(tmp_path, text.replace("[0.1, 0.2]", values))
+
+
+def test_a_claim_cannot_mean_rows_that_differ_in_what_is_fixed(tmp_path):
+    found = book(tmp_path, other=GRID.replace("epochs = 1", "epochs = 3"))
+    point = ("fmnist-mini", "4", "iid", "fedbat")
+    with pytest.raises(ConfigError, match="differ in what they fix for fmnist-mini, 4 clients, iid, fedbat; a claim"):
+        Shelf(found).row(*point)
+    page(found, [])  # which claims nothing
+    assert Shelf(book(tmp_path, other=GRID)).row(*point).identity

@@ -60,7 +60,7 @@ def section(table: Table, book: Book, results: Results) -> Iterator[str]:
     shelf = Shelf(book)
     for grid in table.grids:
         switches = switches_of(grid, shelf, results)
-        yield from [f"### {grid.about}", "", sentence(switches), ""]
+        yield from [f"### {grid.about or grid.keys[-1]}", "", sentence(switches), ""]
         if any(switch.changes["best"] for switch in switches):
             yield from markdown.table(_COLUMNS, [_row(switch, results) for switch in switches], _WORDS)
 
