@@ -252,7 +252,23 @@ def test_bits_up_are_recommended_for_each_split():
 
     lines = "\n".join(BLOCKS["uplink"](choices(*runs(cost))))
     assert re.findall(r"- (\S+): \*\*(\d)", lines) == [("iid", "1"), ("non-iid-1", "1"), ("non-iid-2", "2")]
+    one_bit = choices(*runs(lambda point: cost(point) if "=" not in point["method"] else None))
+    told = " ".join("\n".join(BLOCKS["uplink"](one_bit)).split())
+    assert "non-iid-2: **1 bit loses too much**. " in told
+    assert "-0.60 with 1 bit; 2 and 4 bits not measured yet." in told
     assert {choice.method for choice in BITS.values()} < {row.point["method"] for row in TRAFFIC}
+
+
+@pytest.mark.parametrize("block", ["commands", "flower"])
+def test_a_command_for_what_has_no_record_says_so(block):
+    def remarks(**found):
+        rows = [row for row in TRAFFIC if any(row.point[key] == value for key, value in found.items())]
+        text = "\n".join(BLOCKS[block](choices(*(made_up(row, 90) for row in rows))))
+        about = ("the same", "two bits")
+        return [bool(re.search(rf"# .*{words}.* \(not measured yet\)$", text, re.M)) for words in about]
+
+    assert remarks() == [True, True]
+    assert remarks(down=FOLLOW) == [False, True] and remarks(method="fedbat bits=2") == [True, False]
 
 
 def test_every_choice_with_a_record_has_its_row_and_the_others_are_named():

@@ -134,7 +134,7 @@ def _of_trials(table: Table, results: Results) -> Iterator[Picture]:
 _ACCURACY = f"test accuracy, %, mean of {WINDOW} rounds"
 _CURVES = {
     "rounds": Curves("accuracy by round", _ACCURACY, _percent, WINDOW),
-    "bytes": Curves("accuracy by bytes sent", _ACCURACY, _percent, WINDOW, by_bytes=True),
+    "bytes": Curves("accuracy by bytes sent up", _ACCURACY, _percent, WINDOW, by_bytes=True),
     "error": Curves("error of what is sent", "relative error, weighted by parameters", weighted_error, log=True),
 }
 TRAFFIC = Spots(
