@@ -53,7 +53,7 @@ def test_differences_have_the_interval_of_paired_seeds():
     [
         ([-0.6, -0.5, -0.7], "costs 0.60 points"),
         ([0.6, 0.5, 0.7], "gains 0.60 points"),
-        ([-0.6, 0.7, 0.1], "no measurable change (less than 0.74 points)"),
+        ([-0.6, 0.7, 0.1], "no measurable change (the interval reaches 0.74 points)"),
         ([5.0], "gains 5.00 points"),  # by the paper's standard deviations
         ([0.3], "no measurable change"),
     ],

@@ -124,3 +124,16 @@ def test_a_claim_cannot_mean_rows_that_differ_in_what_is_fixed(tmp_path):
         Shelf(found).row(*point)
     page(found, [])  # which claims nothing
     assert Shelf(book(tmp_path, other=GRID)).row(*point).identity
+
+
+# There is no paper.
+
+
+def test_a_page_without_a_paper_does_not_speak_of_one(tmp_path):
+    found = book(tmp_path)
+    shown = page(found, [made_up(row, 90) for row in rows_of(found)])
+    assert "paper" not in shown and "looked into" not in shown and "None" not in shown
+    (tmp_path / "paper").mkdir()
+    numbers = "dataset,clients,split,method,accuracy,std\nfmnist-mini,4,iid,fedbat,90,1\n"
+    (tmp_path / "paper" / "mine.csv").write_text(numbers)
+    assert "*paper* is what the paper prints" in page(load_book(tmp_path), [])
