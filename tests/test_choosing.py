@@ -233,6 +233,16 @@ def test_a_run_without_an_averaged_model_stands_in_and_is_compared_by_the_model_
     assert "| 90.5/90.5/– |" in page and "| 90.0/90.0/91.0 |" in page
 
 
+def test_what_averaging_gains_is_told_for_the_seeds_that_kept_an_average():
+    """Another seed of the same training that kept none, and did worse, makes no difference."""
+    kept = runs(lambda point: 0.0 if (point["method"], point["down"]) == ("fedbat", FULL) else None)[0]
+    other = made_up(next(row for row in BOOK.tables["table1"].rows if row.point["method"] == "fedbat"), 80, 1)
+    del other.summary["averaged_last10_accuracy"]
+    found = choices(kept, other)
+    assert found.of_split("iid")[0].last10.mean == 85
+    assert "| iid | +0.00 (1) | +1.00 (1) |" in BLOCKS["swings"](found)
+
+
 def test_bits_up_are_recommended_for_each_split():
     by_method = {"fedavg": 0.0, "fedbat": 0.6, "fedbat bits=2": 0.4, "fedbat bits=4": 0.0}
 
@@ -242,7 +252,23 @@ def test_bits_up_are_recommended_for_each_split():
 
     lines = "\n".join(BLOCKS["uplink"](choices(*runs(cost))))
     assert re.findall(r"- (\S+): \*\*(\d)", lines) == [("iid", "1"), ("non-iid-1", "1"), ("non-iid-2", "2")]
+    one_bit = choices(*runs(lambda point: cost(point) if "=" not in point["method"] else None))
+    told = " ".join("\n".join(BLOCKS["uplink"](one_bit)).split())
+    assert "non-iid-2: **1 bit loses too much**. " in told
+    assert "-0.60 with 1 bit; 2 and 4 bits not measured yet." in told
     assert {choice.method for choice in BITS.values()} < {row.point["method"] for row in TRAFFIC}
+
+
+@pytest.mark.parametrize("block", ["commands", "flower"])
+def test_a_command_for_what_has_no_record_says_so(block):
+    def remarks(**found):
+        rows = [row for row in TRAFFIC if any(row.point[key] == value for key, value in found.items())]
+        text = "\n".join(BLOCKS[block](choices(*(made_up(row, 90) for row in rows))))
+        about = ("the same", "two bits")
+        return [bool(re.search(rf"# .*{words}.* \(not measured yet\)$", text, re.M)) for words in about]
+
+    assert remarks() == [True, True]
+    assert remarks(down=FOLLOW) == [False, True] and remarks(method="fedbat bits=2") == [True, False]
 
 
 def test_every_choice_with_a_record_has_its_row_and_the_others_are_named():

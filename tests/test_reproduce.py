@@ -202,6 +202,7 @@ def test_a_stopped_cell_goes_on_to_the_same_record(book, settings, monkeypatch):
         patch.setattr(_Watch, "round", give_up)
         stopped = sweep(cells, other, quiet)
     assert stopped.unfinished == cells and not list(other.results.rglob("summary.json"))
+    assert json.loads((other.work / cells[0].folder / "summary.json").read_text())["status"] == "interrupted"
     assert (other.work / cells[0].folder / "checkpoint").is_dir()
     assert sweep(cells, other, quiet).run == cells
     assert load_record(other.results / cells[0].folder).accuracy == whole.accuracy
@@ -262,7 +263,8 @@ def test_processes_share_the_time_that_is_left(settings):
     cell, pace = Cell(Experiment(dataset="fmnist").resolved()), Pace(Machine("cpu", "fp32"))
     pace.observe(configuration(cell.experiment), 11.95)  # 1195 s for 100 rounds, and five to begin
     assert _left([cell], pace, settings) == "20 min left"
-    assert _left([cell], pace, dataclasses.replace(settings, jobs=2)) == "10 min left"
+    assert _left([cell] * 2, pace, dataclasses.replace(settings, jobs=2)) == "20 min left"
+    assert _left([cell], pace, dataclasses.replace(settings, jobs=2)) == "20 min left"  # one has nothing to do
     other = Cell(Experiment(dataset="cifar10").resolved())
     assert _left([cell, other], pace, settings) == "20 min and 1 cell of unknown length left"
 
@@ -296,6 +298,8 @@ def test_pace_scales_with_the_work_and_knows_only_this_machine(book):
     record = _record({"fedavg": 0.5})[0]
     assert Pace(machine, [record]).seconds(experiment, 1) is None
     assert Pace(Machine.of(record), [record]).seconds(experiment, 1) == pytest.approx(record.seconds / 100)
+    continued = Record(record.folder, record.summary | {"resumed": [{"first_round": 7}]}, record.lines)
+    assert Pace(Machine.of(record), [continued]).seconds(experiment, 1) is None  # perhaps on two machines
 
 
 # Records.
@@ -397,13 +401,14 @@ def test_a_summary_of_something_else_is_no_record(summary, tmp_path):
 def test_where_a_record_was_made_is_what_computed_it_not_what_was_there():
     record = _record({"fedbat": 0.9})[0]
 
-    def processor(name, device=None, gpu="a card"):
+    def processor(name, device=None, **machine):
         engine = {"name": name, "precision": "fp32", "device": device}
-        summary = record.summary | {"engine": engine, "machine": {"gpu": gpu}}
+        summary = record.summary | {"engine": engine, "machine": {"gpu": "a card", **machine}}
         return Machine.of(Record(record.folder, summary, ())).processor
 
     assert processor("CudaEngine") == processor("SequentialEngine", "cuda:0") == "a card"
     assert processor("CpuEngine") == processor("SequentialEngine") == processor("CpuEngine", gpu=None) == "cpu"
+    assert processor("CpuEngine", cpus=2) == "cpu, 2 cores" and processor("CudaEngine", cpus=2) == "a card"
 
 
 def test_a_record_of_an_older_version_is_still_the_cells():

@@ -47,3 +47,8 @@ def test_notes_are_words():
     book = load_book(ROOT / "experiments")
     for text in [*(note.text for note in book.notes), *book.data.values()]:
         assert not re.search(r"\d\.\d|\d\s*(%|point|percent)", text), text
+
+
+def test_git_leaves_records_as_they_are():
+    """They hold hashes of their files, which other line ends would change."""
+    assert "results/** -text" in (ROOT / ".gitattributes").read_text().splitlines()

@@ -64,6 +64,14 @@ def test_a_cell_that_workers_die_of_is_named_and_the_others_are_run(cells, setti
     assert said.count(f"{end} while it ran {bad.folder}") == 2 and f"{bad.folder} failed: worker" in said
 
 
+def test_an_unforeseen_error_costs_its_cell_with_one_process_too(cells, settings, capsys):
+    bad = Cell(dataclasses.replace(cells[0].experiment, model="tests.test_sweep_workers:faulty"))
+    outcome = sweep([bad, cells[1]], dataclasses.replace(settings, jobs=1), print)
+    assert outcome.failed == [bad] and outcome.run == [cells[1]]
+    said = capsys.readouterr()
+    assert f"{bad.folder} failed: RuntimeError: out of memory" in said.out and "Traceback" in said.err
+
+
 @pytest.mark.slow
 def test_a_folder_that_cannot_be_read_costs_its_cell_and_the_way_out_is_told(cells, settings, capfd):
     broken = settings.work / cells[1].folder

@@ -252,6 +252,26 @@ def test_a_run_that_kept_no_average_stands_for_its_training_and_then_the_picture
     assert not list(pictures(book.tables["few"], Results(book, Records((of_the_plain,)))))  # of another table only
 
 
+def test_a_training_has_the_seeds_of_all_its_records_the_rows_own_first(book):
+    plain, few = (book.tables[name].rows[0] for name in ("plain", "few"))
+    own, *others = made_up(few, 90), *(made_up(plain, 80 + seed, seed) for seed in range(3))
+    results = Results(book, Records((*others, own)))
+    assert results.training(few).records == (own, *others[1:]) and results.of(few).records == (own,)
+    assert results.of(plain).records == tuple(others) == results.training(plain).records
+
+
+def test_spots_of_a_panel_are_means_over_the_same_seeds(book):
+    few = book.tables["few"].rows
+    runs = [made_up(few[0], 90, 0), *(made_up(row, 80 + seed, seed) for row in few[1:] for seed in (0, 1))]
+
+    def drawn(*records):
+        panels = SPOTS.panels(few, Results(book, Records(records)))
+        return [{name: [spot.y for spot in spots] for name, spots in panel.series.items()} for panel in panels]
+
+    assert drawn(*runs) == [{"fedavg": [91, 81], "fedbat": [81, 81]}]  # the averaged model is a point above
+    assert drawn(runs[0], runs[2]) == []  # no seed in common
+
+
 def test_pictures_of_traffic_are_one_for_each_data_set_and_the_same_for_the_same_records(tmp_path):
     records = Records(tuple(many()))
     book = dataclasses.replace(BOOK, tables={"traffic": FEW})

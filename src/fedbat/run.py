@@ -17,6 +17,10 @@ from fedbat.simulation import Round, initial_state, rounds
 CHECKPOINT_SECONDS = 20.0  # between two checkpoints; a round on a GPU takes a fifth of a second
 
 
+class Stop(Exception):
+    """Raised by a callback to interrupt its run, which can be continued."""
+
+
 def run_recorded(
     federation: Federation,
     engine: Engine,
@@ -35,7 +39,7 @@ def run_recorded(
     first round that is left to do, `on_round` sees each round. No round is begun after `deadline` (by
     time.monotonic()); `record.finished` tells whether all were done.
     ConfigError if another process is at work in the folder.
-    Ctrl-C and errors propagate; the rounds done so far are recorded and a checkpoint is left to go on from.
+    Ctrl-C, `Stop` and errors propagate; the rounds done so far are recorded and a checkpoint is left to go on from.
     `memory_budget` bytes of client memories stay in RAM (default: half of the machine's), the rest wait on disk.
     """
     engine_facts = {"name": type(engine).__name__, "precision": engine.precision, **(engine_facts or {})}
@@ -60,7 +64,7 @@ def run_recorded(
                     checkpoint.save(place)
                     saved_at = time.monotonic()
             status = "finished" if record.finished else "interrupted"
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Stop):
             status = "interrupted"
             raise
         finally:

@@ -31,7 +31,7 @@ class Panel(NamedTuple):
 def draw_panels(
     panels: Sequence[Panel], ylabel: str, paths: Iterable[Path], *, by_bytes: bool = False, log: bool = False
 ) -> None:
-    """Draw panels side by side with one legend; x is the round, or the bytes sent so far."""
+    """Draw panels side by side with one legend; x is the round, or the bytes sent up so far."""
     figure, fields = new_row(len(panels))
     labels = list(dict.fromkeys(label for panel in panels for label in panel.lines))
     colors = method_colors(labels)
@@ -47,7 +47,7 @@ def draw_panels(
         axes.set_title(panel.title, color=INK, fontsize=10)
         axes.set_xlabel("round")
         if by_bytes:
-            bytes_axis(axes, "sent by all clients so far")
+            bytes_axis(axes, "sent up by all clients so far")
         if log:
             axes.set_yscale("log")
             log_ticks(axes.yaxis)

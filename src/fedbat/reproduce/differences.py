@@ -45,22 +45,22 @@ class Switch(NamedTuple):
 
     @property
     def method(self) -> str:
-        """The method without the setting that is switched."""
-        return self.ours.point["method"].split()[0] if self.axis == "method" else self.ours.point["method"]
+        """The method, and what else is varied, without the setting that is switched."""
+        return self.ours.point["method"].split()[0] if self.axis == "method" else self.ours.name(self.axis)
 
 
 def section(table: Table, book: Book, results: Results) -> Iterator[str]:
     """For each choice, a sentence derived from the numbers, and the numbers themselves."""
     yield from [
         "Each choice by itself, everything else as in the tables above. Differences are between runs of the same seed,",
-        "in points, with the interval of their mean; an interval that holds zero is called no measurable change.",
-        "*spread from* says where their standard deviation is from, as for the claims.",
+        "in points, with the interval of their mean; where the interval contains zero, we say *no",
+        "measurable change*. *spread from* says where their standard deviation is from, as for the claims.",
         "",
     ]
     shelf = Shelf(book)
     for grid in table.grids:
         switches = switches_of(grid, shelf, results)
-        yield from [f"### {grid.about}", "", sentence(switches), ""]
+        yield from [f"### {grid.about or grid.keys[-1]}", "", sentence(switches), ""]
         if any(switch.changes["best"] for switch in switches):
             yield from markdown.table(_COLUMNS, [_row(switch, results) for switch in switches], _WORDS)
 
@@ -98,7 +98,7 @@ def _effect(change: Estimate) -> str:
     if not math.isfinite(high - low):
         return "cannot be judged yet"
     if low <= 0 <= high:
-        return f"no measurable change (less than {max(-low, high):.2f} points)"
+        return f"no measurable change (the interval reaches {max(-low, high):.2f} points)"
     return f"{'gains' if low > 0 else 'costs'} {abs(change.value):.2f} points"
 
 

@@ -1,8 +1,8 @@
 """Intervals of differences, and what follows from them for a claim about many.
 
 A number has Student's interval at 95 %. Two or three seeds say little about their standard deviation, so it is pooled
-with the expected one (kinds.py says where that comes from), each weighted by its degrees of freedom; with one seed and
-no expectation, the interval is the whole line. Where a single case decides - one that contradicts *every*, one that
+with one measured elsewhere, if any (kinds.py says where), each weighted by its degrees of freedom; with one seed and no
+expectation, the interval is the whole line. Where a single case decides - one that contradicts *every*, one that
 proves *some* - it was picked out of many, so the level is divided by their number; where all must agree, that is not
 needed. A mean over cases gets the mean of their standard errors, the largest it can have, as cases share runs.
 """

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedbat.plots import Line, Panel, Spot, SpotPanel, draw_panels, draw_spots
+from fedbat.records import file_name
 from fedbat.reproduce.metrics import running_mean, weighted_error
 from fedbat.reproduce.record import Record, Records
-from fedbat.reproduce.results import MeanStd, Result, Results
+from fedbat.reproduce.results import Result, Results
 from fedbat.reproduce.tables import Book, Row, Table
 from fedbat.reproduce.theory import section as theory
 
@@ -22,7 +23,7 @@ WINDOW = 5  # rounds of a running mean
 
 @dataclass(frozen=True)
 class Curves:
-    """A line for each method, round by round."""
+    """A line for each row, round by round."""
 
     title: str
     ylabel: str
@@ -36,7 +37,7 @@ class Curves:
         panels = []
         for title, found in _splits(rows, results.of):
             lines = {
-                row.point["method"]: self._line(result.records)
+                row.name(): self._line(result.records)
                 for row, result in found
                 # On a logarithmic axis there is no place for methods that send everything as it is.
                 if not self.log or any(0 < value < math.inf for value in self.y(result.records[0]))
@@ -64,20 +65,23 @@ class Curves:
 
 @dataclass(frozen=True)
 class Spots:
-    """A spot for each row: what it reaches against what it sends, up and down."""
+    """A spot for each row: what it reaches against what it sends, up and down.
+
+    The spots of a panel are means over the same seeds, those that all of them have.
+    """
 
     title: str
-    measures: Mapping[str, Callable[[Result], MeanStd | None]]  # by label; the first that all rows have is drawn
+    measures: Mapping[str, Callable[[Record], float | None]]  # by label; the first that all records have is drawn
 
     def panels(self, rows: Sequence[Row], results: Results) -> list[SpotPanel]:
         """A panel for each split for which there is something to draw."""
-        panels, measure = [], self.measure(rows, results)
-        for title, found in _splits(rows, results.training):
+        panels, measure = [], self.measures[self.measure(rows, results)]
+        for title, found in self._shared(rows, results):
             series: dict[str, list[Spot]] = {}
             for row, result in found:
-                if reached := self.measures[measure](result):
-                    spot = Spot(result.traffic, reached.mean, row.point["down"])
-                    series.setdefault(row.point["method"], []).append(spot)
+                reached = [value for record in result.records if (value := measure(record)) is not None]
+                spot = Spot(result.traffic, statistics.fmean(reached), row.point["down"])
+                series.setdefault(row.name("down"), []).append(spot)
             panels.append(SpotPanel(title, series))
         return panels
 
@@ -88,8 +92,17 @@ class Spots:
 
     def measure(self, rows: Sequence[Row], results: Results) -> str:
         """The label of the measure that is drawn."""
-        found = [result for row in rows if (result := results.training(row))]
-        return next(label for label, measure in self.measures.items() if all(map(measure, found)))
+        drawn = [r for _, found in self._shared(rows, results) for _, result in found for r in result.records]
+        return next(
+            label for label, measure in self.measures.items() if all(measure(record) is not None for record in drawn)
+        )
+
+    def _shared(self, rows: Sequence[Row], results: Results) -> Iterator[tuple[str, list[tuple[Row, Result]]]]:
+        """The splits with the rows that were run, as far as their seeds are shared by all rows of the split."""
+        for title, found in _splits(rows, results.training):
+            seeds = set.intersection(*(set(result.by_seed) for _, result in found))
+            if seeds:
+                yield title, [(row, result.only(seeds)) for row, result in found]
 
 
 def _percent(record: Record) -> Sequence[float]:
@@ -110,7 +123,7 @@ def _by_group(kinds: Mapping[str, Curves | Spots], table: Table, results: Result
         for kind, plot in kinds.items():
             if plot.panels(rows, results):
                 title = f"{dataset}, {clients} clients: {plot.title}"
-                yield Picture(f"{dataset}-n{clients}-{kind}", title, partial(plot.draw, rows, results))
+                yield Picture(file_name(f"{dataset}-n{clients}-{kind}"), title, partial(plot.draw, rows, results))
 
 
 def _of_trials(table: Table, results: Results) -> Iterator[Picture]:
@@ -121,14 +134,14 @@ def _of_trials(table: Table, results: Results) -> Iterator[Picture]:
 _ACCURACY = f"test accuracy, %, mean of {WINDOW} rounds"
 _CURVES = {
     "rounds": Curves("accuracy by round", _ACCURACY, _percent, WINDOW),
-    "bytes": Curves("accuracy by bytes sent", _ACCURACY, _percent, WINDOW, by_bytes=True),
+    "bytes": Curves("accuracy by bytes sent up", _ACCURACY, _percent, WINDOW, by_bytes=True),
     "error": Curves("error of what is sent", "relative error, weighted by parameters", weighted_error, log=True),
 }
 TRAFFIC = Spots(
     "accuracy against total traffic",
     {
-        "averaged model, last ten rounds": lambda result: result.averaged,
-        "last ten rounds": lambda result: result.last10,
+        "averaged model, last ten rounds": lambda record: record.averaged_last10,
+        "last ten rounds": lambda record: record.last10,
     },
 )
 PICTURES: Mapping[str, Callable[[Table, Results], Iterator[Picture]]] = {  # by view

@@ -1,10 +1,10 @@
 """What claims compare, by kind: each turns a cell of the paper's grid into cases, numbers that records decide.
 
-A case is computed for each seed from runs with that seed, which share partition, initial weights and sampled clients;
-only then is the mean taken. Its expected standard deviation is:
+A case is computed for each seed from runs with that seed, which share initial weights and sampled clients; only
+then is the mean taken. Its expected standard deviation is:
 - *paper*: for accuracies, what the paper prints, with half a digit added and summed as if runs were not paired, with
   the four degrees of freedom of its five runs; that of the same method and clients if printed, otherwise the largest
-  printed for that data set and split;
+  printed for that data set and split. It is that of best rounds and, for others, only used where there is one seed;
 - *curves*: for rounds to a target, how far these move when one of the two methods' accuracies moves, by what the paper
   prints (as above) or, if that is more, by how the two runs' difference varies in their second half;
 - *rounds*: for a mean over rounds, that of single rounds, as a bound;
@@ -48,26 +48,31 @@ class Shelf:
         self.trials = [trial for table in book.tables.values() for trial in table.trials]
         all_rows = (row for table in book.tables.values() for row in table.rows)
         rows = [row for row in all_rows if len(row.point) == len(KEYS)]  # claims know nothing else
-        # Of rows with equal points, keep the one for which the paper prints most: a number, and its standard deviation.
+        # Of rows with equal points, the last is that for which the paper prints most: a number, its standard deviation.
         rows.sort(key=lambda row: (row.paper is not None, row.paper is not None and row.paper.std is not None))
-        self._rows = {tuple(row.point[key] for key in KEYS): row for row in rows}
+        self._rows: dict[tuple[str, ...], list[Row]] = {}
+        for row in rows:
+            self._rows.setdefault(tuple(row.point[key] for key in KEYS), []).append(row)
 
     def row(self, dataset: str, clients: str, split: str, method: str) -> Row:
-        """The row of a point; a claim may only name cells that some experiment file has."""
-        try:
-            return self._rows[dataset, clients, split, method]
-        except KeyError:
+        """The row of a point; a claim may only name cells that some experiment file has, and all in the same way."""
+        point = f"{dataset}, {clients} clients, {split}, {method}"
+        found = self._rows.get((dataset, clients, split, method))
+        if not found:
+            raise ConfigError(f"no experiment file has {point}; add it to one of them or correct the claim")
+        if len({row.identity for row in found}) > 1:
             raise ConfigError(
-                f"no experiment file has {dataset}, {clients} clients, {split}, {method}; "
-                "add it to one of them or correct the claim"
-            ) from None
+                f"experiment files differ in what they fix for {point}; a claim cannot tell which is meant: "
+                "fix the same, or keep one of them in another folder"
+            )
+        return found[-1]
 
     def std(self, row: Row) -> float | None:
         """The standard deviation the paper prints for a cell, or the largest printed for the cells nearest to it."""
         dataset, clients, split, method = (row.point[key] for key in KEYS)
         near = [
             (key, known.paper.std)
-            for key, known in self._rows.items()
+            for key, (*_, known) in self._rows.items()
             if known.paper is not None and known.paper.std is not None and (key[0], key[2]) == (dataset, split)
         ]
         for place, wanted in ((3, method.split()[0]), (1, clients)):
@@ -180,7 +185,7 @@ def combine(column: Column, what: str, metric_name: str, *terms: tuple[int, Row]
             by_round = [added(values) for values in zip(*map(metric.by_round, records), strict=True)]
             found.append(Spread(statistics.stdev(by_round), len(by_round) - 1, "rounds", measured=False))
         if metric.accuracy and (paper := _paper_spread(column.shelf, rows)):
-            found.append(paper)
+            found.append(paper._replace(measured=metric.printed))  # other metrics may vary more: only a bound for them
         return found
 
     printed = [row.paper.accuracy for row in rows if row.paper is not None and metric.printed]

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import torch
 
-from fedbat.data.datasets import DATASETS
+from fedbat.data import spec_of
 from fedbat.layout import Layout, layout_of
 from fedbat.models import build_model
 from fedbat.reproduce.record import Record
@@ -49,7 +49,7 @@ def weighted_error(record: Record) -> list[float]:
 
 @cache
 def _layout_by_name(model: str, dataset: str) -> Layout:
-    spec = DATASETS[dataset]
+    spec = spec_of(dataset)
     with torch.device("meta"):
         return layout_of(build_model(model, spec.shape, spec.num_classes, seed=0))
 

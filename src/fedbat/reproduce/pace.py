@@ -28,7 +28,13 @@ class Machine(NamedTuple):
     def of(cls, record: Record) -> "Machine":
         """The machine on which a record was made."""
         engine = record.summary["engine"] or {}
-        return cls(record.gpu or "cpu", engine.get("precision", ""), engine.get("jobs", "1"))
+        processor = record.gpu or cpu(record.summary["machine"].get("cpus"))
+        return cls(processor, engine.get("precision", ""), engine.get("jobs", "1"))
+
+
+def cpu(cores: int | None) -> str:
+    """A machine without a GPU in use, by its number of cores, which the first records do not tell."""
+    return "cpu" if cores is None else f"cpu, {cores} cores"
 
 
 class Pace:
@@ -38,7 +44,12 @@ class Pace:
         self._seen: dict[tuple[Any, ...], list[float]] = {}
         for record in records:
             if Machine.of(record) == machine:
-                self.observe(record.configuration, record.seconds / record.configuration["rounds"])
+                self.learn(record)
+
+    def learn(self, record: Record) -> None:
+        """Remember how fast a whole run was, unless another machine may have done a part of it."""
+        if not record.summary.get("resumed"):
+            self.observe(record.configuration, record.seconds / record.configuration["rounds"])
 
     def observe(self, configuration: Mapping[str, Any], seconds_per_round: float) -> None:
         """Remember how fast something ran."""

@@ -78,6 +78,12 @@ class Record:
         return 100 * sum(self.accuracy[-10:]) / len(self.accuracy[-10:])
 
     @property
+    def averaged_last10(self) -> float | None:
+        """The same of the averaged model, if one was kept."""
+        found = self.summary.get("averaged_last10_accuracy")
+        return None if found is None else 100 * float(found)
+
+    @property
     def accuracy(self) -> list[float]:
         """Accuracy by round, from 0 to 1."""
         return [line["accuracy"] for line in self.lines]

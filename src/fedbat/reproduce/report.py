@@ -41,10 +41,15 @@ def render(book: Book, records: Records, figures: Path, folder: str = "results")
             *_reached(book, results),
             *_how_to_read(book),
             *itertools.chain.from_iterable(_section(found, book, results, figures) for found in _in_order(book)),
-            *_to_be_looked_into(open_, files),
+            *(_to_be_looked_into(open_, files) if _has_paper(book) else []),
             *_claims(findings, files),
         ]
     )
+
+
+def _has_paper(book: Book) -> bool:
+    """Whether there are printed numbers to compare with; for experiments of one's own there need not be."""
+    return any(row.paper for found in book.tables.values() for row in found.rows)
 
 
 def _in_order(book: Book) -> list[Table]:
@@ -69,14 +74,23 @@ def _reached(book: Book, results: Results) -> Iterator[str]:
 
 
 def _how_to_read(book: Book) -> list[str]:
+    beside_the_paper = [
+        "Accuracies are test accuracies in percent. *paper* is what the paper prints (mean of five runs), *ours*",
+        "the mean of *n* seeds with its standard deviation; both take the best round, as the authors' code does.",
+    ]
+    alone = [
+        "Accuracies are test accuracies in percent. *ours* is that of the best round, the mean of *n* seeds with its",
+        "standard deviation.",
+    ]
     return [
         "## How to read the tables",
         "",
-        "Accuracies are test accuracies in percent. *paper* is what the paper prints (mean of five runs), *ours*",
-        "the mean of *n* seeds with its standard deviation; both take the best round, as the authors' code does.",
+        *(beside_the_paper if _has_paper(book) else alone),
         "*last ten* is the mean over the last ten rounds. *bytes up* is what one client really sends in a round,",
         "packed, BatchNorm and header included; *seconds* is one whole run; runs made side by side each take longer.",
         "A row without figures has not been run yet; a table of which nothing has been run is only named.",
+        "All seeds share one split of the data among clients (`partition_seed`, by default that of the authors' code):",
+        "standard deviations and intervals say nothing about other splits.",
         "",
         *(line for name, words in book.data.items() for line in (f"The data set *{name}* here is {words}.", "")),
     ]
@@ -84,6 +98,7 @@ def _how_to_read(book: Book) -> list[str]:
 
 def _summary(results: Results, findings: Sequence[Finding], num_open: int) -> Iterator[str]:
     compared, columns = results.compared(), results.columns()
+    usual = [{name: result for name, result in column.items() if " " not in name} for column in columns]
     yield from ["## Summary", ""]
     rows = [
         ["cells run, of all", share(len(results.found), results.num_rows)],
@@ -95,8 +110,9 @@ def _summary(results: Results, findings: Sequence[Finding], num_open: int) -> It
         rows += [
             [f"cells within {WITHIN:g} point of the paper, of those it has", share(num_close, len(compared))],
             [f"cells that deviate and are still [{_OPEN.lower()}]({_anchor(_OPEN)})", str(num_open)],
-            ["pairs of methods ordered as in the paper", share(*orderings(columns))],
-            [far, share(*orderings(columns, WITHIN))],
+            ["pairs of methods, all settings at their defaults, ordered as in the paper", share(*orderings(usual))],
+            [far, share(*orderings(usual, WITHIN))],
+            ["pairs ordered as in the paper, variants such as `rho=4` included", share(*orderings(columns))],
         ]
     if findings:
         told = f"[claims]({_anchor(_CLAIMS)}) that hold / fail / are undecided / are left to tests"
@@ -110,7 +126,8 @@ def _summary(results: Results, findings: Sequence[Finding], num_open: int) -> It
     ]
     if duels:
         yield from [
-            "Best rounds of runs with the same seed, over columns (data set, clients, split) that have both:",
+            "Best rounds of runs with the same seed, over all columns (data set, clients, split) in which both methods",
+            "were run:",
             "",
         ]
         yield from table(header, duels, header[:1])
@@ -130,15 +147,15 @@ def _to_be_looked_into(open_: Sequence[Result], files: str) -> Iterator[str]:
     yield from [
         f"## {_OPEN}",
         "",
-        f"Cells further from the paper than {WITHIN:g} point and twice the standard deviation it prints, for which",
-        f"`{files}/notes.toml` has no note yet.",
+        f"Cells that differ from the paper by more than {WITHIN:g} point and by more than twice its printed standard",
+        f"deviation, for which `{files}/notes.toml` has no note yet.",
         "",
     ]
     words = ("data set", "clients", "split", "method")
     rows = [
         [
             *(result.row.point[key] for key in ("dataset", "clients", "split")),
-            f"`{result.row.point['method']}`",
+            f"`{result.row.name()}`",
             number(result.row.paper),
             mean_std(result.best),
             str(len(result.records)),
@@ -160,7 +177,8 @@ def _claims(findings: Sequence[Finding], files: str) -> Iterator[str]:
         f"the margins given to vague words are in `{files}/claims.toml`, the rules in `experiments/README.md`. *the",
         "paper's numbers* is the verdict on what the paper prints. *for / against / open* counts comparisons whose",
         "interval lies where the claim has it, elsewhere, or across the border; those not run yet are open. *decided",
-        "by* names the one that decides. *spread from* says where the standard deviation is from.",
+        "by* names the comparison that decides or, for undecided claims, the one to watch. *spread from* says where",
+        "the standard deviation is from.",
         "",
     ]
     yield from table(HEADER, map(claim_row, findings), HEADER)
@@ -194,7 +212,7 @@ def _beside_the_paper(found: Table, book: Book, results: Results) -> Iterator[st
         for note in book.notes:
             about = [row for row in rows if results.of(row) and matches(row.point, note.only)]
             if about:
-                where = "; ".join(dict.fromkeys(f"{row.point['method']}, {row.point['split']}" for row in about))
+                where = "; ".join(dict.fromkeys(f"{row.name()}, {row.point['split']}" for row in about))
                 yield from [f"*{where}*: {note.text}", ""]
 
 
@@ -204,7 +222,8 @@ def _curves(found: Table, book: Book, results: Results) -> Iterator[str]:
             "A curve is the mean over seeds; where there are several, a band reaches from the lowest to the highest.",
             f"Accuracies are means over a round and the {WINDOW - 1} before it, as they jump where clients hold few",
             "labels; faint lines are the single rounds. Errors are ||sent − m|| / ||m||, mean over clients and over",
-            "layers weighted by their parameters, as in the claims.",
+            "layers weighted by their parameters, as in the claims; EF-SignSGD's message carries what earlier ones",
+            "left out, which counts as error.",
             "",
         ]
 
@@ -219,7 +238,7 @@ SECTIONS: dict[str, Callable[[Table, Book, Results], Iterator[str]]] = {
 
 
 def _row(row: Row, result: Result | None) -> list[str]:
-    start = [row.point["split"], f"`{row.point['method']}`"]
+    start = [row.point["split"], f"`{row.name()}`"]
     if result is None:
         return padded([*start, number(row.paper)], _COLUMNS)
     return [

@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -46,8 +46,18 @@ class Result:
 
     @cached_property
     def averaged(self) -> MeanStd | None:
-        """The accuracy of the averaged model in the last ten rounds, if one was kept."""
+        """The accuracy of the averaged model in the last ten rounds, over the seeds for which one was kept."""
         return self.accuracy("averaged_last10_accuracy")
+
+    @property
+    def averaging_gain(self) -> float | None:
+        """How far that is above the model itself, over the same seeds."""
+        gains = [kept - record.last10 for record in self.records if (kept := record.averaged_last10) is not None]
+        return statistics.fmean(gains) if gains else None
+
+    def only(self, seeds: Collection[int]) -> "Result":
+        """The same with these seeds alone."""
+        return Result(self.row, tuple(record for seed, record in self.by_seed.items() if seed in seeds))
 
     @property
     def difference(self) -> float | None:
@@ -120,8 +130,11 @@ class Results:
         return self.found.get(row.identity)
 
     def training(self, row: Row) -> Result | None:
-        """The result of a row, or of the same training without an averaged model."""
-        return next((self.found[key] for key in row.cell(0).serves if key in self.found), None)
+        """The result of a row with, for seeds it lacks, records of the same training without an averaged model."""
+        by_seed: dict[int, Record] = {}
+        for key in reversed(row.cell(0).serves):  # the row's own come last, and stay
+            by_seed |= self.found[key].by_seed if key in self.found else {}
+        return Result(row, tuple(by_seed[seed] for seed in sorted(by_seed))) if by_seed else None
 
     def groups(self, table: Table) -> list[tuple[tuple[str, str], list[Row]]]:
         """The rows of a table by data set and number of clients, where any has been run."""
@@ -140,12 +153,12 @@ class Results:
         return [result for result in self.compared() if _further(result, _tolerance(result))]
 
     def columns(self) -> list[dict[str, Result]]:
-        """The compared results by method, for each data set, number of clients and split."""
+        """The compared results by name, for each data set, number of clients and split."""
         found: dict[tuple[str, ...], dict[str, Result]] = {}
         for result in self.compared():
             point = result.row.point
             column = found.setdefault((point["dataset"], point["clients"], point["split"]), {})
-            column[point["method"]] = result
+            column[result.row.name()] = result
         return list(found.values())
 
 

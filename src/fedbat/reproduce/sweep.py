@@ -5,6 +5,7 @@ processes off the cell, so any number of sweeps may work on one list, each with 
 """
 
 import gc
+import os
 import statistics
 import sys
 import time
@@ -28,10 +29,10 @@ from fedbat.experiment import prepare
 from fedbat.lock import holding
 from fedbat.records import is_begun, read_summary
 from fedbat.reproduce.cells import Cell, fewest
-from fedbat.reproduce.pace import Machine, Pace
+from fedbat.reproduce.pace import Machine, Pace, cpu
 from fedbat.reproduce.publish import publish
 from fedbat.reproduce.record import Records, load_record
-from fedbat.run import run_recorded
+from fedbat.run import Stop, run_recorded
 from fedbat.simulation import Round
 
 _MEASURED = 5  # rounds from which a cell's speed is judged; the first records CUDA graphs and does not count
@@ -57,7 +58,8 @@ class Settings:
         """What the records of this sweep will say."""
         usual = "cuda" if self.engine in ("auto", "cuda") else "cpu"
         on_gpu = (self.device or usual).startswith("cuda") and torch.cuda.is_available()
-        return Machine(torch.cuda.get_device_name() if on_gpu else "cpu", self.precision, str(self.jobs))
+        processor = torch.cuda.get_device_name() if on_gpu else cpu(os.cpu_count())
+        return Machine(processor, self.precision, str(self.jobs))
 
 
 Fate = Literal["done", "run", "unfinished", "waiting", "failed"]
@@ -81,7 +83,7 @@ class Outcome:
         return ", ".join(f"{len(cells)} {fate}" for fate, cells in vars(self).items())
 
 
-class _TooSlow(Exception):
+class _TooSlow(Stop):
     """Raised when it turns out that a cell cannot end in time."""
 
 
@@ -95,7 +97,7 @@ def sweep(cells: Sequence[Cell], settings: Settings, say: Callable[[str], None])
     fates = list(_fates(hand))
     for index, (cell, fate) in enumerate(zip(pending, fates, strict=True)):
         # Whoever had a cell a while ago may have finished it by now, or be dead.
-        outcome.add(fate or hand.attempt(index) or "waiting", cell)
+        outcome.add(fate or hand.attempt_or_fail(index) or "waiting", cell)
     say(str(outcome))
     return outcome
 
@@ -104,7 +106,7 @@ def _fates(hand: "_Hand") -> Iterator[Fate | None]:
     """Run the cells, in this process or in several; yields the fate of each, None for one that another sweep has."""
     num_workers = min(hand.settings.jobs, len(hand.pending))
     if num_workers <= 1:
-        yield from map(hand.attempt, range(len(hand.pending)))
+        yield from map(hand.attempt_or_fail, range(len(hand.pending)))
         return
     tasks = [
         Task(f"ran {cell.folder}", "attempt_or_die", partial(tuple, [index])) for index, cell in enumerate(hand.pending)
@@ -146,8 +148,19 @@ class _Hand:
             self.say_progress()
         return fate
 
+    def attempt_or_fail(self, index: int) -> Fate | None:
+        """The same, but unforeseen errors, such as a GPU out of memory, cost the cell and not the sweep."""
+        try:
+            return self.attempt(index)
+        except FedbatError:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            self.say(f"{self.pending[index].folder} failed: {type(error).__name__}: {error}")
+            return "failed"
+
     def attempt_or_die(self, index: int) -> Fate | None:
-        """The same in a worker: unforeseen errors, such as a GPU out of memory, end the worker and not the sweep."""
+        """The same in a worker, which ends by them: another with a fresh GPU context tries the cell once more."""
         try:
             return self.attempt(index)
         except FedbatError:
@@ -177,7 +190,7 @@ def _attempt(cell: Cell, settings: Settings, pace: Pace, say: Callable[[str], No
         say(f"{cell.folder} failed: {error}{begun}")
         return "failed"
     rmtree(folder)
-    pace.observe(record.configuration, record.seconds / len(record.lines))
+    pace.learn(record)
     say(f"{cell.folder}: best {record.best:.2f} %, last ten {record.last10:.2f} %, {record.seconds:.0f} s")
     return "run"
 
@@ -256,7 +269,7 @@ def _left(cells: Sequence[Cell], pace: Pace, settings: Settings) -> str:
     times = [pace.seconds(cell.experiment, _rounds_left(cell, settings)) for cell in cells]
     known = [_START + seconds for seconds in times if seconds is not None]
     unknown = len(times) - len(known)
-    parts = [_duration(sum(known) / settings.jobs)] if known else []
+    parts = [_duration(sum(known) / min(settings.jobs, len(cells)))] if known else []
     parts += [f"{unknown} cell{'' if unknown == 1 else 's'} of unknown length"] if unknown else []
     return f"{' and '.join(parts)} left"
 

@@ -71,6 +71,11 @@ class Row:
     protocol: Protocol
     fixed: Mapping[str, Any]  # fields of the experiment that the file sets
 
+    def name(self, *told: str) -> str:
+        """The method and whatever else the grid varies, but for keys that are `told` otherwise."""
+        varied = [f"{key}={value}" for key, value in self.point.items() if key not in (*KEYS, *told)]
+        return " ".join([self.point["method"], *varied])
+
     def cell(self, seed: int) -> Cell:
         """The cell of this row with a seed."""
         return Cell(self.protocol.experiment(self.point, self.fixed, seed))
@@ -237,6 +242,12 @@ def _table(folder: Path, name: str, file: Mapping[str, Any], protocol: Protocol)
     found = file.get("grid", [])
     entries = found if isinstance(found, list) else [found]
     grids = tuple(_grid(place, entry, paper, protocol, file.get("fixed", {})) for entry in entries)
+    single = [grid.keys[-1] for grid in grids if len({row.point[grid.keys[-1]] for row in grid.rows}) < 2]
+    if view == "differences" and single:
+        raise ConfigError(
+            f"{place}: the last key of a grid is what differs, but {single[0]} has fewer than two values; add one, or "
+            "put another key last"
+        )
     if view == "traffic" and not all("down" in grid.keys for grid in grids):
         raise ConfigError(f'{place}: a grid has no down, which view = "traffic" shows; add down = ["32", "4"], say')
     return Table(name, file["title"], file.get("label"), view, grids, read_trials(place, file.get("trial", [])))
@@ -255,6 +266,8 @@ def _grid(
         raise ConfigError(f"{place}: a grid has no {', '.join(sorted(missing))}; it needs {', '.join(KEYS)}")
     if unknown := (set(values) | set(fixed)) - {*KEYS, *fields}:
         raise ConfigError(f"{place}: no experiment has {', '.join(sorted(unknown))}; vary or fix {', '.join(fields)}")
+    if "seed" in {**values, **fixed}:
+        raise ConfigError(f"{place} has seed, but --seeds chooses seeds, or order.toml for all; leave it out")
     rows = []
     for combination in itertools.product(*values.values()):
         chosen = dict(zip(values, combination, strict=True))

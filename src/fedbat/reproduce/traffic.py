@@ -32,8 +32,9 @@ def section(table: Table, book: Book, results: Results) -> Iterator[str]:
         "clients get of it (last ten rounds; empty where that is the same), *averaged* an average over the rounds",
         "that the server keeps (`--average`), for which nothing is sent. Bytes are those of a client in a round, as",
         "packed, first downloads and catching up included; *saving* is against float32 both ways. Runs from",
-        "other tables without an averaged model are included. The pictures show the last ten rounds: of the averaged",
-        f"model, which chance moves least, or of the model itself if one of the runs kept no average.{which}",
+        "other tables without an averaged model are included; *averaged* is over the seeds that kept one. The pictures",
+        "show the seeds that all spots of a panel share, and of them the last ten rounds: of the averaged model, which",
+        f"chance moves least, or of the model itself if one of the runs kept no average.{which}",
         "",
     ]
     for (dataset, clients), rows in results.groups(table):
@@ -42,7 +43,7 @@ def section(table: Table, book: Book, results: Results) -> Iterator[str]:
 
 
 def _row(row: Row, result: Result | None) -> list[str]:
-    start = [row.point["split"], f"`{row.point['method']}`", row.point["down"]]
+    start = [row.point["split"], f"`{row.name('down')}`", row.point["down"]]
     if result is None:
         return markdown.padded(start, _COLUMNS)
     return [

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedbat.downlink import DOWNLINKS, FULL
-from fedbat.reproduce.record import Record
 from fedbat.reproduce.results import ROUNDING, WITHIN, Result, Results
 from fedbat.reproduce.tables import Book, Row
 
 TABLES = ("traffic", "table1", "table5")  # whose rows are choices; those of the others count at the places of the first
 TOLERANCE = 0.5  # points that fewer bits may cost on average over places,
 NOWHERE = WITHIN  # and at any one of them
-_AVERAGED = "averaged_last10_accuracy"
 
 
 class Choice(NamedTuple):
@@ -128,14 +126,14 @@ def fewest_bits(tried: Mapping[str, Compared]) -> str | None:
 
 
 def _differences(one: Result, other: Result) -> list[float]:
-    """By seed, differences in the averaged model's last ten rounds, which vary least; the model's if none is kept."""
+    """By seed, differences in the averaged model's last ten rounds, which vary least, or in the model's."""
     pairs = [(record, other.by_seed[seed]) for seed, record in one.by_seed.items() if seed in other.by_seed]
-    averaged = all(_AVERAGED in record.summary for pair in pairs for record in pair)
-    return [_last_ten(a, averaged) - _last_ten(b, averaged) for a, b in pairs]
-
-
-def _last_ten(record: Record, averaged: bool) -> float:
-    return 100 * float(record.summary[_AVERAGED]) if averaged else record.last10
+    averaged = [
+        a.averaged_last10 - b.averaged_last10
+        for a, b in pairs
+        if a.averaged_last10 is not None and b.averaged_last10 is not None
+    ]
+    return averaged if len(averaged) == len(pairs) else [a.last10 - b.last10 for a, b in pairs]
 
 
 def _place(row: Row) -> Place:

@@ -4,15 +4,17 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from fedbat.downlink import FOLLOW
 from fedbat.reproduce.choosing.choices import Choices
 from fedbat.reproduce.choosing.down import ANY, recommended_width, width, widths
 from fedbat.reproduce.choosing.tables import every_choice, transfer
-from fedbat.reproduce.choosing.up import swings, uplink
+from fedbat.reproduce.choosing.up import BITS, swings, uplink
 from fedbat.reproduce.choosing.words import NOT_YET, paragraph
 from fedbat.reproduce.record import Records
 from fedbat.reproduce.results import Results
 from fedbat.reproduce.tables import Book
 
+TWO_BITS = BITS["2"].method
 SMALL = "--clients 20 --per-round 5 --rounds 10 --epochs 2"  # takes about a minute on the bundled images
 
 
@@ -31,14 +33,21 @@ def _commands(choices: Choices) -> Iterator[str]:
         "```bash",
         "# devices that come and go" + ("" if best else f" (which width: {NOT_YET})"),
         f"fedbat run --down {down} {SMALL}",
-        "# the same clients in every round",
+        f"# the same clients in every round{_untried(choices, down=FOLLOW)}",
         "fedbat run --down follow --clients 10 --per-round 10 --rounds 10 --epochs 2",
-        "# skewed labels, if one bit up loses too much: two bits",
+        f"# skewed labels, if one bit up loses too much: two bits{_untried(choices, method=TWO_BITS)}",
         f"fedbat run --set bits=2 --down {down} --partition labels {SMALL}",
         "# beside FedAvg, on your link",
         f"fedbat compare --methods fedavg,fedbat --down 32,{down} {SMALL} --link up=10,down=50",
         "```",
     ]
+
+
+def _untried(choices: Choices, **wanted: str) -> str:
+    """A remark on a choice if nothing like it has a record."""
+    found = choices.listed(choices.places)
+    tried = any(all(getattr(choice, name) == value for name, value in wanted.items()) for choice in found)
+    return "" if tried else f" ({NOT_YET})"
 
 
 def _flower(choices: Choices) -> Iterator[str]:
@@ -47,8 +56,10 @@ def _flower(choices: Choices) -> Iterator[str]:
     yield from [
         "```python",
         f'strategy = Compressed(strategy, FedBAT(), model, down="{down}", average=0.9)  # devices that come and go',
-        'strategy = Compressed(strategy, FedBAT(), model, down="follow", average=0.9)  # the same nodes in every round',
-        f'strategy = Compressed(strategy, FedBAT(bits=2), model, down="{down}", average=0.9)  # two bits up',
+        'strategy = Compressed(strategy, FedBAT(), model, down="follow", average=0.9)  # the same nodes in every round'
+        + _untried(choices, down=FOLLOW),
+        f'strategy = Compressed(strategy, FedBAT(bits=2), model, down="{down}", average=0.9)  # two bits up'
+        + _untried(choices, method=TWO_BITS),
         "```",
     ]
 

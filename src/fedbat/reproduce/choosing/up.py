@@ -35,7 +35,7 @@ def swings(choices: Choices) -> Iterator[str]:
         results = choices.of_split(split)
         if results:
             swing = statistics.fmean(result.best.mean - result.last10.mean for result in results)
-            gains = [kept.mean - result.last10.mean for result in results if (kept := result.averaged)]
+            gains = [mean for result in results if (mean := result.averaging_gain) is not None]
             gain = f"{signed(statistics.fmean(gains))} ({len(gains)})" if gains else NOT_YET
             rows.append([split, f"{signed(swing)} ({len(results)})", gain])
     header = ("split", "best round", "averaged model")
@@ -46,14 +46,15 @@ def _fewest(choices: Choices, split: str) -> str:
     """How many bits FedBAT needs on a split."""
     tried = {bits: choices.compare(choice, BASE, split) for bits, choice in BITS.items()}
     measured = {bits: found for bits, found in tried.items() if found.points}
-    left = [plural(bits) for bits in reversed(tried) if bits not in measured]
-    waiting = f"; {' and '.join(left)} {NOT_YET}" if left else ""
+    left = [bits for bits in reversed(tried) if bits not in measured]
+    waiting = f"; {plural(' and '.join(left))} {NOT_YET}" if left else ""
     if not measured:
         return f"{NOT_YET}."
     told = ", ".join(f"{signed(found.mean)} with {plural(bits)}" for bits, found in reversed(measured.items()))
     datasets = " and ".join(dict.fromkeys(place.dataset for found in measured.values() for place in found.points))
     bits = fewest_bits(measured)
-    advice = f"**{plural(bits)} up**" if bits else "**no number of bits tried is close enough**"
+    too_few = f"{plural(*measured)} loses too much" if len(measured) == 1 else "no number of bits tried is close enough"
+    advice = f"**{plural(bits)} up**" if bits else f"**{too_few}**"
     return f"{advice}. FedBAT against FedAvg on {datasets}: {told}{waiting}."
 
 

@@ -24,7 +24,7 @@ def coverage(tried: Sequence[Place], planned: Sequence[Place]) -> str:
 
 
 def plural(bits: str) -> str:
-    """A number of bits."""
+    """A number of bits, or several: 2 and 4 bits."""
     return f"{bits} bit" if bits == "1" else f"{bits} bits"
 
 

@@ -24,7 +24,7 @@ _COLUMNS = (
     f"its {_INTERVAL}",
     "expected",
     "bound's constant",
-    "most of the bound used",
+    "largest share of the bound",
     "q²",
     "G²",
     "runs",
@@ -44,9 +44,9 @@ def section(table: Table, book: Book, results: Results) -> Iterator[str]:
         "independent runs each; `none` sends updates as they are, which is FedAvg. *slope* is that of the logarithm of",
         "the error against that of time, fitted to each run. *constant* is error × time^rate over the last doubling of",
         "time; *bound's constant* the same of the theorem's bound, with G and q as measured. Bounds are far from",
-        "tight, so *expected* is the limit of the constant if the variances of Lemma 6 are taken as equalities. FedAvg",
-        "with all clients is left with the noise of the data and the clients' drift, which falls as 1/t². In the",
-        "picture a line is the mean of the runs, its band reaches from the lowest to the highest.",
+        "tight; *expected* therefore gives the limit of the constant if the variances of Lemma 6 are taken as",
+        "equalities. FedAvg with all clients is left with the noise of the data and the clients' drift, which falls as",
+        "1/t². In the picture a line is the mean of the runs, its band reaches from the lowest to the highest.",
         "",
     ]
     for problem, trials in groupby(table.trials, lambda trial: trial.problem):
