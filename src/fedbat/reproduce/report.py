@@ -1,6 +1,7 @@
 """RESULTS.md from the records: the paper's numbers, ours, and how they differ. Nothing in it is typed by hand."""
 
 import itertools
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
@@ -13,7 +14,7 @@ from fedbat.reproduce.markdown import mean_std, number, padded, share, table
 from fedbat.reproduce.pace import Machine
 from fedbat.reproduce.record import Records
 from fedbat.reproduce.results import WITHIN, Result, Results, duel, orderings
-from fedbat.reproduce.tables import Book, Row, Table, matches
+from fedbat.reproduce.tables import Book, Protocol, Row, Table, matches
 from fedbat.reproduce.theory import section as theory
 from fedbat.reproduce.verdicts import EVIDENCE, HEADER, claim_row, count_verdicts, evidence_rows, missing
 
@@ -91,9 +92,21 @@ def _how_to_read(book: Book) -> list[str]:
         "A row without figures has not been run yet; a table of which nothing has been run is only named.",
         "All seeds share one split of the data among clients (`partition_seed`, by default that of the authors' code):",
         "standard deviations and intervals say nothing about other splits.",
+        *_meant(book.protocol),
         "",
         *(line for name, words in book.data.items() for line in (f"The data set *{name}* here is {words}.", "")),
     ]
+
+
+def _meant(protocol: Protocol) -> Iterator[str]:
+    """What the tables' names of splits and methods stand for on the command line."""
+    splits = [f"*{name}* is `--partition {split}`" for name, split in protocol.partition.items() if name != split]
+    methods = [
+        f"`{method}` is `{method} {' '.join(f'{key}={value}' for key, value in settings.items())}`"
+        for method, settings in protocol.settings.items()
+    ]
+    if splits or methods:
+        yield from textwrap.wrap(f"In the tables {'; '.join([*splits, *methods])}.", 105, break_on_hyphens=False)
 
 
 def _summary(results: Results, findings: Sequence[Finding], num_open: int) -> Iterator[str]:
