@@ -163,7 +163,7 @@ def test_labels_tell_apart_what_differs_and_twins_by_their_folders(folder, tmp_p
     (group,) = group_runs(find_runs([tmp_path])[0])
     root = tmp_path.name
     assert sorted(group.labels) == [
-        f"fedavg lr=0.1 seed=0 ({root}/a)", f"fedavg lr=0.1 seed=0 ({root}/b)", "fedavg lr=0.5 seed=3",
+        f"fedavg seed=0 ({root}/a)", f"fedavg seed=0 ({root}/b)", "fedavg lr=0.5 seed=3",
     ]  # fmt: skip
 
 

@@ -2,14 +2,17 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedbat.data import DATASETS
 from fedbat.downlink import FULL
 from fedbat.errors import DataError
-from fedbat.experiment import split_of, variant_of
+from fedbat.experiment import Experiment, split_of, variant_of
+from fedbat.figures import at_chance
+from fedbat.models import default_init
 from fedbat.reproduce.record import Record, load_record
 from fedbat.settings import show
 from fedbat.storage import DRAFT
@@ -17,6 +20,7 @@ from fedbat.units import count
 
 SPLIT = ("dataset", "partition", "beta", "labels", "samples", "clients", "partition_seed")  # which client holds what
 _NEVER_IN_A_LABEL = (*SPLIT, "method", "settings", "down")  # the last three are in the variant
+_USUAL = {field.name: field.default for field in fields(Experiment)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +49,12 @@ class Run:
         """How far the run has come, if rounds are missing: 12 of 100 rounds."""
         done, asked = len(self.record.lines), self.config["rounds"]
         return None if done >= asked else f"{done} of {asked} rounds"
+
+    @property
+    def at_chance(self) -> bool:
+        """Whether not even the best round beats a guess; unknown, thus False, of a user's own data."""
+        spec = DATASETS.get(self.config["dataset"])
+        return spec is not None and at_chance(self.record.best / 100, spec.num_classes)
 
     @property
     def device(self) -> str | None:
@@ -107,7 +117,11 @@ class Group:
 
 
 def _label(run: Run, names: Iterable[str]) -> str:
-    return " ".join([run.variant, *(f"{flag(name)}={as_text(run.config.get(name))}" for name in names)])
+    """The variant, and the values of these fields but for those at their defaults; the seed is always told."""
+    usual = _USUAL | {"init": default_init(str(run.config["model"]))}
+    values = {name: run.config.get(name) for name in names}
+    told = {name: value for name, value in values.items() if name == "seed" or value != usual.get(name)}
+    return " ".join([run.variant, *(f"{flag(name)}={as_text(value)}" for name, value in told.items())])
 
 
 def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
