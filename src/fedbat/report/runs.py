@@ -1,17 +1,19 @@
 """Which runs there are, what tells them apart, and which belong together: those with the same clients."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from fedbat.data import DATASETS
 from fedbat.downlink import FULL
 from fedbat.errors import DataError
 from fedbat.experiment import Experiment, split_of, variant_of
-from fedbat.figures import at_chance
+from fedbat.figures import at_chance, late
+from fedbat.lock import is_held
 from fedbat.models import default_init
 from fedbat.reproduce.record import Record, load_record
 from fedbat.settings import show
@@ -49,6 +51,20 @@ class Run:
         """How far the run has come, if rounds are missing: 12 of 100 rounds."""
         done, asked = len(self.record.lines), self.config["rounds"]
         return None if done >= asked else f"{done} of {asked} rounds"
+
+    @property
+    def status(self) -> str:
+        """The recorded status, unless its process was killed and could not write how it ended."""
+        status = str(self.record.summary.get("status"))
+        if status != "running" or is_held(self.record.folder):
+            return status
+        return f"stopped after {len(self.record.lines)} of {count(self.config['rounds'], 'round')}"
+
+    def late(self, model: str | None = None) -> float | None:
+        """The mean accuracy in percent of the last ten rounds (the last of few), of this or another tested model."""
+        tests = self.record.lines if model is None else [line[model] for line in self.record.lines if line.get(model)]
+        _, tail = late(len(self.record.lines))
+        return 100 * fmean(test["accuracy"] for test in tests[tail]) if tests else None
 
     @property
     def at_chance(self) -> bool:
@@ -90,13 +106,12 @@ class Group:
     @cached_property
     def varying(self) -> tuple[str, ...]:
         """The names of what differs between runs, apart from the method and its settings."""
-        names = dict.fromkeys(name for run in self.runs for name in run.config if name not in _NEVER_IN_A_LABEL)
-        return tuple(name for name in names if len({as_text(run.config.get(name)) for run in self.runs}) > 1)
+        return varying(self.runs, _NEVER_IN_A_LABEL)
 
     @cached_property
     def labels(self) -> list[str]:
         """A different label for each run, as short as possible."""
-        labels = [_label(run, self.varying) for run in self.runs]
+        labels = [label_of(run, self.varying) for run in self.runs]
         often = Counter(labels)
         pairs = zip(labels, self.runs, strict=True)
         return [label if often[label] == 1 else f"{label} ({run.name})" for label, run in pairs]
@@ -107,7 +122,7 @@ class Group:
         names = [name for name in self.varying if name != "seed"]
         found: dict[str, list[Series]] = {}
         for run, label in zip(self.runs, self.labels, strict=True):
-            found.setdefault(_label(run, names), []).append(Series(label, (run,)))
+            found.setdefault(label_of(run, names), []).append(Series(label, (run,)))
         series = []
         for label, members in found.items():
             runs = tuple(run for member in members for run in member.runs)
@@ -116,7 +131,13 @@ class Group:
         return series
 
 
-def _label(run: Run, names: Iterable[str]) -> str:
+def varying(runs: Sequence[Run], without: Container[str]) -> tuple[str, ...]:
+    """The fields of a configuration, without these, in which runs differ."""
+    names = dict.fromkeys(name for run in runs for name in run.config if name not in without)
+    return tuple(name for name in names if len({as_text(run.config.get(name)) for run in runs}) > 1)
+
+
+def label_of(run: Run, names: Iterable[str]) -> str:
     """The variant, and the values of these fields but for those at their defaults; the seed is always told."""
     usual = _USUAL | {"init": default_init(str(run.config["model"]))}
     values = {name: run.config.get(name) for name in names}
