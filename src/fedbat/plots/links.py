@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
-from matplotlib.transforms import ScaledTranslation, blended_transform_factory
 
 from fedbat.link import Times, mean_times
 from fedbat.plots.canvas import dashes, legend_below, log_ticks, new_figure, plot_accuracy, save
@@ -94,11 +92,8 @@ def _bars(axes: Axes, row: LinkRow, styles: Mapping[str, RunStyle]) -> None:
     axes.set_axisbelow(True)
     axes.set(xlabel="seconds of a mean round")
     axes.tick_params(axis="y", length=0, pad=48)  # points, for a piece of each curve
-    beside = blended_transform_factory(
-        axes.figure.dpi_scale_trans + ScaledTranslation(0, 0, axes.transAxes), axes.transData
-    )
+    points = ("axes points", "data")
     for place, label in enumerate(row.curves):
-        color, dash = styles[label].color, dashes(styles[label])
-        axes.add_artist(
-            Line2D([-44 / 72, -6 / 72], [place] * 2, color=color, ls=dash, lw=1.8, transform=beside, clip_on=False)
-        )
+        line = {"arrowstyle": "-", "color": styles[label].color, "ls": dashes(styles[label]), "lw": 1.8}
+        line |= {"shrinkA": 0, "shrinkB": 0}
+        axes.annotate("", (-6, place), (-44, place), xycoords=points, textcoords=points, arrowprops=line)
