@@ -96,6 +96,11 @@ def test_the_pages_sweep_runs_and_is_written_up(mine):
     page = (mine / "grids-results" / "RESULTS.md").read_text()
     rows = re.findall(r"^\| dirichlet \| `(.*?)` \| [\d.]+ ± [\d.]+ \| 3 \|", page, re.M)
     assert rows == ["fedavg", "fedbat rho=2", "fedbat rho=6"] and "paper" not in page.split("## How to read")[0]
+    assert '`view = "curves"` above `[fixed]`' in PAGE
+    (mine / "grids" / "mine.toml").write_text(short.replace("[fixed]", 'view = "curves"\n[fixed]'))
+    run_python("-m", "fedbat", *write.split())
+    page = (mine / "grids-results" / "RESULTS.md").read_text()
+    assert "| dirichlet |" not in page and all(f": {kind}" in page for kind in ("accuracy by round", "error of what"))
 
 
 def test_a_run_goes_on_with_other_code_of_ones_own_but_says_so(mine, fedbat_here):
