@@ -15,6 +15,7 @@ from torch import nn
 
 from fedbat.cli import _one_sentence_errors
 from fedbat.cli.options import short_names
+from fedbat.data import DATASETS
 from fedbat.engine.workers import _Worker
 from fedbat.methods import METHODS
 from fedbat.methods.fedbat import FedBAT
@@ -128,6 +129,13 @@ def test_compare_takes_seeds_and_variants_of_a_method(fedbat_here, tmp_path):
     (line,) = re.findall(r"^fedbat phi=0  +([-+].*)$", said.partition("against fedavg, points")[2], re.M)
     found = [float(number) for number in re.findall(r"[-+][\d.]+", line)[:3]]
     assert found == pytest.approx([(one + other) / 2, (one + other) / 2 - half, (one + other) / 2 + half], abs=0.006)
+
+
+def test_settings_with_commas_stand_between_semicolons(fedbat_here, tmp_path):
+    options = ["--rounds", 1, "--engine", "sequential", "--out", tmp_path / "out"]
+    fedbat_here("compare", *FAST, "--methods", "fedavg; fedbat bounds=0.001,0.01;", *options, check=0)
+    summary = json.loads((tmp_path / "out" / "fedbat-bounds-0.001,0.01" / "summary.json").read_text())
+    assert summary["method_settings"]["bounds"] == [0.001, 0.01]
 
 
 class Tern(FedBAT):
@@ -294,7 +302,13 @@ def test_another_engine_goes_on_and_is_said_and_recorded(fedbat_here, tmp_path):
         (["run", "--nope"], "No such option"),
         (["compare", "--methods", "fedavg,fedavg"], "expected different names"),
         (["compare", "--methods", "fedavg,nope"], "unknown method 'nope'"),
-        (["compare", "--methods", "fedbat,fedbat rho=6.0"], "--methods has fedbat twice, by its settings"),
+        (["compare", "--methods", "fedbat,fedbat rho=6.0"], "--methods has fedbat twice: rho=6.0 is the default"),
+        (["compare", "--methods", "fedbat rho=4,fedbat rho=4.0"], "--methods has fedbat-rho-4 twice: by its settings"),
+        (["compare", "--methods", "fedbat rho=4,5"], "unknown method '5'; choose from"),
+        (["compare", "--methods", "fedbat bounds=0.001,0.01"], "end each variant by a semicolon: --methods 'fedavg;"),
+        (["compare", "--methods", "fedavg; fedbat bounds=1,0.01"], "bounds=(1.0, 0.01), expected"),
+        (["compare", "--seeds", "0,1", "--seed", "2"], "--seeds 0,1 and --seed 2 are both given"),
+        (["run", "--down", "4,3"], "expected one downlink; `fedbat compare --down 4,3` runs several"),
         (["compare", "--methods", "fedbat rho"], "--methods 'rho', expected NAME=VALUE such as rho=6"),
         (["compare", "--methods", "fedbat rho=1 rho=2"], "--methods has rho twice"),
         (["compare", "--seeds", "0,0"], "--seeds is '0,0', expected different whole numbers"),
@@ -353,6 +367,16 @@ def test_methods_and_data_and_version(fedbat_here, tmp_path):
     fedbat_here("data", "show", "--partition", "virtual", "--clients", 10**6, "--out", tmp_path / "v.png", check=0)
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("p.png", "v.png"))
     assert fedbat("--version", check=0).stdout.startswith("fedbat ")
+
+
+def test_paths_of_data_are_whole_in_a_narrow_window(fedbat_here, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    folder = tmp_path / ("deep" * 20) / "svhn"
+    folder.mkdir(parents=True)
+    for name in DATASETS["svhn"].source.files:
+        (folder / name).touch()
+    monkeypatch.setenv("FEDBAT_DATA", str(folder.parent))
+    assert f"svhn: {folder}" in fedbat_here("data", "list", check=0).stdout.splitlines()
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -194,9 +195,11 @@ def test_offline_error_says_what_to_put_where(tmp_path):
         str(tmp_path / "brought" / "toy-1.0"),
         str(tmp_path / "cache" / "fedbat" / "toy"),
         f"fetch {NOWHERE}/toy.tar.gz",
-        "put a.bin, b.bin into $FEDBAT_DATA/toy",
+        f"put a.bin, b.bin into {tmp_path / 'brought' / 'toy'} (cause",
     ):
         assert part in message
+    with pytest.raises(DataError, match=re.escape(f"into {tmp_path / 'cache' / 'fedbat' / 'toy'} (cause")):
+        toy.find(None)
 
 
 def test_bundled_files_are_where_the_package_is():

@@ -96,6 +96,11 @@ def test_the_pages_sweep_runs_and_is_written_up(mine):
     page = (mine / "grids-results" / "RESULTS.md").read_text()
     rows = re.findall(r"^\| dirichlet \| `(.*?)` \| [\d.]+ ± [\d.]+ \| 3 \|", page, re.M)
     assert rows == ["fedavg", "fedbat rho=2", "fedbat rho=6"] and "paper" not in page.split("## How to read")[0]
+    assert '`view = "curves"` above `[fixed]`' in PAGE
+    (mine / "grids" / "mine.toml").write_text(short.replace("[fixed]", 'view = "curves"\n[fixed]'))
+    run_python("-m", "fedbat", *write.split())
+    page = (mine / "grids-results" / "RESULTS.md").read_text()
+    assert "| dirichlet |" not in page and all(f": {kind}" in page for kind in ("accuracy by round", "error of what"))
 
 
 def test_a_run_goes_on_with_other_code_of_ones_own_but_says_so(mine, fedbat_here):
@@ -159,8 +164,9 @@ def test_a_data_set_is_what_its_images_are():
         ({"x_test": torch.zeros(2, 1, 9, 8, dtype=torch.uint8)}, r"test images are .*\[2, 1, 9, 8\]"),
         ({"y_train": torch.zeros(3, dtype=torch.int64)}, r"training labels are .*\[3\], expected a whole number"),
         ({"y_train": torch.zeros(4)}, "training labels are torch.float32"),
-        ({"y_test": torch.tensor([0, 2])}, "test labels"),
-        ({"y_train": torch.tensor([-1, 0, 1, 1])}, "training labels"),
+        ({"y_test": torch.tensor([0, 2])}, r"test labels: got labels 0..2, .* 0..1; number labels from 0, each among"),
+        ({"y_train": torch.tensor([-1, 0, 1, 1])}, "training labels: got labels -1..1, .*; number labels from 0"),
+        ({"x_test": torch.zeros(0, 1, 8, 8, dtype=torch.uint8), "y_test": torch.zeros(0)}, "there are no test images"),
     ],
 )  # fmt: skip
 def test_data_that_cannot_be_used_are_refused(change, message):

@@ -1,6 +1,6 @@
 """What pictures have in common: colours, dashes, ranges; and that a picture is a function of what it shows."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -48,7 +48,7 @@ def test_a_range_holds_a_curve_after_a_fifth_and_the_second_half_of_most_rounds_
         assert max(half) <= high and 2 * sum(value >= low for value in half) >= len(half)
 
 
-@given(st.floats(1e-3, 1e9), st.floats(1.05, 1e3))
+@given(st.floats(1e-3, 1e9), st.floats(1.05, 1e6))
 @settings(max_examples=40, deadline=None)
 def test_a_logarithmic_axis_has_a_few_ticks_however_narrow_it_is(low, ratio):
     _, [[axes]] = new_figure(4, 4, 1, 1)
@@ -72,3 +72,24 @@ def test_the_same_runs_give_the_same_pictures(tmp_path):
         draw_link([row], "title", tmp_path / f"{name}-link.png")
     for picture in ("runs", "link"):
         assert (tmp_path / f"a-{picture}.png").read_bytes() == (tmp_path / f"b-{picture}.png").read_bytes()
+
+
+def test_many_runs_with_long_names_on_a_link_are_readable(tmp_path, monkeypatch):
+    """Nothing is cut off, and no two texts of an axis or the title lie over each other."""
+    drawn = []
+    monkeypatch.setattr("fedbat.plots.links.save", lambda figure, paths: drawn.append(figure))
+    curves = {
+        f"zerofl train_sparsity=0 weights=batches average=0.9 rho={n}": LinkCurve(
+            "zerofl", [0.2, 0.6, 0.7, 0.9], [Times(0, 1, 2, seconds) for seconds in (2, 200, 2e4, 1.2e6)], " (3 seeds)"
+        )
+        for n in range(20)
+    }
+    draw_link([LinkRow("cifar100, labels-balanced labels=10, 100 clients; " * 2, 0.5, curves)] * 2, "x", tmp_path / "x")
+    (figure,) = drawn
+    figure.canvas.draw()
+    for axes in figure.axes:
+        ticks = [[text.get_window_extent() for text in axis.get_ticklabels()] for axis in (axes.xaxis, axes.yaxis)]
+        for boxes in ticks:
+            assert len(boxes) > 1 and not any(a.overlaps(b) for a, b in pairwise(boxes))
+    whole, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    assert whole.x0 >= 0 and whole.y0 >= 0 and whole.x1 <= width and whole.y1 <= height

@@ -1,7 +1,10 @@
 """What `fedbat price` says and draws of several runs: seeds together, unfinished ones marked, the best told."""
 
+import json
+import re
+import shutil
 from contextlib import suppress
-from statistics import fmean
+from statistics import fmean, stdev
 
 import pytest
 
@@ -64,7 +67,65 @@ def test_the_table_marks_what_is_unfinished_and_tells_the_best(folder, fedbat_he
     (group,) = group_runs(find_runs([folder])[0])
     best = max(run.record.best for run in group.runs)
     said = fedbat_here("price", folder, "--link", "up=10,down=50", "--target", "1", check=0).stdout
-    assert "fedavg seed=1 (2 of 3 rounds)" in said and "seed=0 (" not in said
+    said = said.replace("\N{NO-BREAK SPACE}", " ")
+    seeds = [run.record.best for run in group.runs if run.config["method"] == "fedavg"]
+    assert re.search(rf"^fedavg \(2 seeds, 2 of 3 rounds\) +{fmean(seeds):.2f} ± {stdev(seeds):.2f} ", said, re.M)
+    assert re.search(r"^fedbat +\d", said, re.M) and "seed=" not in said
     assert f"none reaches 100.00 %, the best has {best:.2f} %; lower --target" in said
     usual = fedbat_here("price", folder, "--link", "up=10,down=50", check=0).stdout
+    assert "the target does not heed fedavg seed=1 (2 of 3 rounds)" in usual
     assert "none reaches" not in usual and "compute=1x takes each client's as measured" in " ".join(usual.split())
+
+
+def altered(folder, target, accuracy=None, **summary):
+    """The finished run of FedAvg, with other accuracies or another summary."""
+    shutil.copytree(folder / "fedavg-0", target)
+    found = json.loads((target / "summary.json").read_text())
+    (target / "summary.json").write_text(json.dumps(found | summary))
+    if accuracy is not None:
+        lines = [json.loads(line) for line in (target / "rounds.jsonl").read_text().splitlines()]
+        text = "".join(json.dumps(line | {"accuracy": accuracy}) + "\n" for line in lines)
+        (target / "rounds.jsonl").write_text(text)
+    return target
+
+
+def test_the_usual_target_heeds_only_finished_runs_above_chance(folder, fedbat_here, tmp_path):
+    config = json.loads((folder / "fedavg-0" / "summary.json").read_text())["config"]
+    altered(folder, tmp_path / "good", 0.8)
+    altered(folder, tmp_path / "worse", 0.6, config=config | {"lr": 0.2})
+    altered(folder, tmp_path / "lost", 0.099, config=config | {"lr": 5.0})
+    said = fedbat_here("price", tmp_path, folder / "fedavg-1", "--link", "up=10,down=50", check=0).stdout
+    assert "until 59.40 % accuracy" in said
+    (told,) = (line for line in said.splitlines() if line.startswith("the target does not heed"))
+    assert "fedavg seed=1 (2 of 3 rounds)" in told and "fedavg lr=5 seed=0 (at chance)" in told and "lr=0.2" not in told
+    alone = fedbat_here("price", tmp_path / "lost", "--link", "up=10,down=50", check=0).stdout
+    assert "no run is finished and above chance" in alone
+
+
+def test_computing_times_of_different_machines_are_not_multiplied_without_a_warning(folder, fedbat_here, tmp_path):
+    altered(folder, tmp_path / "a", engine={"name": "CpuEngine"}, machine={"cpus": 4, "gpu": None})
+    altered(folder, tmp_path / "b", engine={"name": "CudaEngine"}, machine={"cpus": 4, "gpu": "H200"})
+    warning = "warning: compute=2x multiplies what each machine measured, and these runs are of CPU, 4 cores and H200"
+    said = fedbat_here("price", tmp_path, "--link", "up=10,down=50,compute=2x", check=0).stdout
+    assert f"{warning}; give compute=SECONDS" in said
+    for folders, compute in (([tmp_path], "compute=5"), ([tmp_path / "a"], "compute=2x")):
+        link = f"up=10,down=50,{compute}"
+        assert "warning" not in fedbat_here("price", *folders, "--link", link, check=0).stdout
+
+
+def test_twins_have_numbers_in_the_table_and_their_folders_below(folder, fedbat_here, tmp_path):
+    for name in ("one", "two"):
+        altered(folder, tmp_path / name)
+    said = fedbat_here("price", tmp_path, "--link", "up=10,down=50", check=0).stdout
+    assert re.search(r"^fedavg #1 +\d", said, re.M) and f"\n#2: {tmp_path.name}/two\n" in said
+
+
+def test_in_eighty_columns_no_word_is_broken(folder, fedbat_here, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    summary = json.loads((folder / "fedavg-0" / "summary.json").read_text())
+    for seed in range(3):
+        config = summary["config"] | {"method": "zerofl", "settings": {"train_sparsity": "0.0"}, "seed": seed}
+        settings = {"sparsity": 0.97, "train_sparsity": 0.0, "extra": 0.0}
+        altered(folder, tmp_path / str(seed), 0.5 + seed / 10, config=config, method_settings=settings)
+    said = fedbat_here("price", tmp_path, "--link", "up=2,down=10,compute=5", check=0).stdout
+    assert re.search(r"^train_sparsity=0 ", said, re.M)

@@ -1,6 +1,9 @@
 """How runs are called, on the terminal and on the page of `fedbat report`, and what tells them apart there."""
 
 import json
+import re
+import shutil
+from itertools import pairwise
 
 import pytest
 
@@ -19,7 +22,7 @@ const done = new MutationObserver(() => {
   const found = [...document.querySelectorAll(".charts .chart")].map((chart) =>
     [...chart.querySelectorAll(".xtick text")].map((tick) => {
       const { left, right } = tick.getBoundingClientRect();
-      return [left, right];
+      return [left, right, tick.textContent];
     }));
   document.documentElement.dataset.found = JSON.stringify(found);
 });
@@ -27,12 +30,17 @@ done.observe(document.documentElement, { attributeFilter: ["data-state"] });
 </script></body>"""
 
 
+def run_of(folder, **changes):
+    """A run in this folder."""
+    federation = prepare(Experiment(**(SMALL | changes)))
+    run_recorded(federation, SequentialEngine(federation), folder)
+
+
 def runs_of(folder, **changes):
     """One run for each value of what is changed."""
     ((name, values),) = changes.items()
     for value in values:
-        federation = prepare(Experiment(**(SMALL | {name: value})))
-        run_recorded(federation, SequentialEngine(federation), folder / str(value))
+        run_of(folder / str(value), **{name: value})
     return find_runs([folder])[0]
 
 
@@ -60,12 +68,36 @@ def test_runs_that_differ_in_one_number_look_different(tmp_path, name):
     assert len(groups) == 1 and len(set(styles_of(groups).values())) == 3
 
 
+def test_runs_that_look_the_same_are_told_apart_by_what_differs_or_by_their_folders(tmp_path):
+    run_of(tmp_path / "a", method="fedavg")
+    run_of(tmp_path / "b", method="fedavg", lr=0.5, seed=3)
+    table = Reader(render(find_runs([tmp_path])[0], "x")).table
+    assert {name: row["seed"] for name, row in table.items()} == {"fedavg": "0", "fedavg lr=0.5": "3"}
+    assert "folder" not in table["fedavg"]
+    shutil.copytree(tmp_path / "a", tmp_path / "twin")
+    head, *rows = Reader(render(find_runs([tmp_path])[0], "x")).rows
+    assert {row[head.index("folder")] for row in rows} == {f"{tmp_path.name}/{name}" for name in ("a", "b", "twin")}
+
+
+def test_the_last_rounds_are_the_last_ten_or_of_few_the_last(tmp_path):
+    """As on the terminal: of a short run, the mean would take in rounds in which it hardly knew a thing."""
+    run_of(tmp_path / "run", rounds=1)
+    path = tmp_path / "run" / "rounds.jsonl"
+    line = json.loads(path.read_text().splitlines()[0])
+    for number, name, figure in ((19, "final", "19.00"), (20, "last 10", "15.50")):
+        rounds = [line | {"round": n, "accuracy": n / 100} for n in range(1, number + 1)]
+        path.write_text("".join(json.dumps(round_) + "\n" for round_ in rounds))
+        (row,) = Reader(render(find_runs([tmp_path])[0], "x")).table.values()
+        assert row[name] == figure
+
+
 @needs_browser
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [3, 9, 25])  # as many bytes apart: half a decade, one, one and a half
 def test_labels_of_an_axis_are_few_and_apart(tmp_path, rounds):
     page = render(runs_of(tmp_path, rounds=[rounds]), "x")
     _, root = Reader(browse(page.replace("</body>", PROBE), tmp_path, "--dump-dom", "--window-size=1400,2400")).tags[0]
-    for ticks in json.loads(root["data-found"]):
+    for number, ticks in enumerate(json.loads(root["data-found"])):
         assert 2 <= len(ticks) <= 13
-        assert all(right + 8 < left for (_, right), (left, _) in zip(sorted(ticks), sorted(ticks)[1:], strict=False))
+        assert all(right + 8 < left for (_, right, _), (left, *_) in pairwise(sorted(ticks)))
+        assert number < 2 or all(re.fullmatch(r"\d+[kMG]?B", text) for _, _, text in ticks)  # the first two show rounds

@@ -7,6 +7,18 @@ OTHERS = ("received", "averaged")  # models that are tested besides the global o
 
 Lines = Sequence[Mapping[str, Any]]  # of rounds.jsonl
 
+_FEW = 20  # rounds: with fewer, the last ten would include some in which the model had hardly begun to learn
+
+
+def late(num_rounds: int) -> tuple[str, slice]:
+    """What the rounds that tell how a run ended are called, and which they are."""
+    return ("final", slice(-1, None)) if num_rounds < _FEW else ("last 10", slice(-10, None))
+
+
+def at_chance(accuracy: float, num_classes: int) -> bool:
+    """Whether a model does no better than guessing, but for a tenth that is luck."""
+    return accuracy <= 1.1 / num_classes
+
 
 def figures_of(lines: Lines, num_parameters: int, num_compressed: int) -> dict[str, Any]:
     """The figures of a run with at least one round, on a model of that size; summaries are checked against them."""

@@ -36,6 +36,15 @@ def locked(folder: Path) -> Iterator[None]:
             folder.rmdir()
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a process, be it this one, has the folder locked."""
+    try:
+        with (folder / LOCK).open() as file:
+            return not _lock(file)
+    except OSError:  # nobody began, or the last one tidied up
+        return False
+
+
 @contextmanager
 def holding(path: Path) -> Iterator[bool]:
     """Yield whether this process, and no other, holds the file until the end; its folder is created."""

@@ -71,21 +71,18 @@ def _explain(kind: type[Method]) -> None:
 def data_list() -> None:
     """List the data sets and where they were found."""
     table = Table(box=None, pad_edge=False)
-    for column in ("data set", "train", "test", "classes", "model", "found"):
-        right = column in ("train", "test", "classes")
-        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    for column in ("data set", "train", "test", "classes", "model", "here"):
+        table.add_column(column, justify="right" if column in ("train", "test", "classes") else "left")
+    folders: dict[str, Path] = {}
     for name, spec in DATASETS.items():
-        found = spec.source.locate(None)
-        where = "downloaded when first used" if found is None else str(next(iter(found.values())).parent)
-        table.add_row(
-            name,
-            f"{spec.num_train:,}",
-            f"{spec.num_test:,}",
-            str(spec.num_classes),
-            spec.default_model,
-            where,
-        )
+        if found := spec.source.locate(None):
+            folders[name] = next(iter(found.values())).parent
+        here = "yes" if found else "downloaded when first used"
+        sizes = (f"{spec.num_train:,}", f"{spec.num_test:,}", str(spec.num_classes))
+        table.add_row(name, *sizes, spec.default_model, here)
     console.print(table)
+    for name, folder in folders.items():  # paths stay whole, so that they can be copied
+        say(f"{name}: {folder}")
 
 
 def data_show(

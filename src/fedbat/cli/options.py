@@ -54,8 +54,20 @@ Labels = Annotated[
 ]
 Samples = Annotated[int | None, typer.Option(help="Samples of a client in virtual partitions. Default: 64.")]
 _FOLLOW = "one-bit changes, for clients that keep a copy"
+
+
+def _one_downlink(given: str) -> str:
+    if "," in given:
+        raise ConfigError(f"--down is {given!r}, expected one downlink; `fedbat compare --down {given}` runs several")
+    return given
+
+
 Down = Annotated[
-    str, typer.Option(help=f"Bits per weight of the model sent to clients: {', '.join(DOWNLINKS)} ({_FOLLOW}).")
+    str,
+    typer.Option(
+        help=f"Bits per weight of the model sent to clients: {', '.join(DOWNLINKS)} ({_FOLLOW}).",
+        callback=_one_downlink,
+    ),
 ]
 Downs = Annotated[
     str,

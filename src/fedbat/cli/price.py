@@ -4,19 +4,21 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from fedbat.cli.options import LINK, Target, console, new_table, say, short_names
 from fedbat.cli.report import Folders, readable_runs
 from fedbat.errors import ConfigError
 from fedbat.link import Link, mean_times, parse_link
 from fedbat.storage import make_folder, write_text
-from fedbat.units import megabytes
+from fedbat.units import count, megabytes
 
 if TYPE_CHECKING:
-    from fedbat.report import PricedGroup
+    from fedbat.report import Priced, PricedGroup
 
 _FAR = 10.0  # points: if the best run is further above the usual target, that says little about the good runs
 
@@ -36,7 +38,7 @@ def price(
 
       fedbat price runs/demo --link up=10,down=50,latency=40
 
-      fedbat price results/fmnist --link up=2,down=10,compute=50x --target 0.88 --out slow
+      fedbat price results/fmnist --link up=2,down=10,compute=5 --target 0.88 --out slow
 
       fedbat price runs/demo --link rates.csv,compute=30
     """
@@ -79,16 +81,17 @@ def _print(priced: "PricedGroup", title: str, link: Link, usual: bool) -> None:
     """Print a group's table: rounds, traffic and time to the target; the rest describes the mean round."""
     why = " (99 % of the lowest best; --target sets another)" if usual else ""
     say(f"\n{title}: {priced.link}")
+    if link.factor is not None and len(devices := {run.run.device or "an unknown machine" for run in priced.runs}) > 1:
+        console.print(
+            f"[yellow]warning:[/] compute={link.factor:g}x multiplies what each machine measured, and these runs are "
+            f"of {' and '.join(sorted(map(escape, devices)))}; give compute=SECONDS",
+            soft_wrap=True,
+            highlight=False,
+        )
     say(f"rounds, traffic, time: until {100 * priced.target:.2f} % accuracy{why}; the rest: a mean round, in seconds")
-    table = new_table("run", "best %", "rounds", "traffic", "time", "a round", "down", "compute", "up")
-    names = short_names([run.label for run in priced.runs])
-    for run in priced.runs:
-        times, costs = mean_times(run.times), run.costs
-        reached = (str(costs.rounds), megabytes(costs.num_bytes), _seconds(costs.seconds)) if costs else ("–",) * 3
-        parts = (times.total, times.down, times.computing, times.up)
-        label = names[run.label] + (f" ({run.run.unfinished})" if run.run.unfinished else "")
-        table.add_row(label, f"{run.run.record.best:.2f}", *reached, *(f"{part:.3g}" for part in parts))
-    console.print(table)
+    _print_table(priced)
+    if usual:
+        _print_missed(priced)
     best = max(run.run.record.best for run in priced.runs)
     if usual and best - 100 * priced.target > _FAR:
         nearer = math.floor(0.99 * best) / 100
@@ -98,6 +101,56 @@ def _print(priced: "PricedGroup", title: str, link: Link, usual: bool) -> None:
     if link.seconds is None:
         other = "" if link.factor is not None else ", compute=1x takes each client's as measured"
         say(f"computing: {priced.clock}; compute=SECONDS sets that of your clients{other}")
+
+
+def _print_table(priced: "PricedGroup") -> None:
+    """Print a row for each run, or for several that differ only in their seeds; long paths follow below."""
+    parts = [part for part in _PARTS if part != "computing" or priced.link.seconds is None]  # else the title tells it
+    table = new_table("run", "best %", "rounds", "traffic", "time", *(_PARTS[part] for part in parts))
+    names, paths = short_names(list(priced.series)), []
+    for label, seeds in priced.series.items():
+        notes = list(dict.fromkeys(run.run.unfinished for run in seeds if run.run.unfinished))
+        notes = [count(len(seeds), "seed"), *notes] if len(seeds) > 1 else notes
+        name = names[label]
+        if name.endswith(path := f" ({seeds[0].run.name})"):  # twins
+            paths.append(seeds[0].run.name)
+            name = f"{name.removesuffix(path)} #{len(paths)}"
+        bests = [run.run.record.best for run in seeds]
+        spread = f" ± {stdev(bests):.2f}" if len(bests) > 1 else ""
+        mean = mean_times([mean_times(run.times) for run in seeds])
+        seconds = (getattr(mean, part) for part in parts)
+        figures = (f"{value:.3g}" if value > 0.1 else f"{value:.3f}" for value in seconds)
+        note = f"({', '.join(notes)})".replace(" ", "\N{NO-BREAK SPACE}")  # it wraps as a whole
+        label = escape(f"{name} {note}" if notes else name)
+        table.add_row(label, f"{fmean(bests):.2f}{spread}", *_costs(seeds), *figures)
+    console.print(table)
+    for number, path in enumerate(paths, start=1):
+        say(f"#{number}: {path}")
+    if len(priced.series) < len(priced.runs):
+        say("seeds: their mean ± standard deviation; a dash where one of them does not reach the accuracy")
+
+
+_PARTS = {"total": "a round", "down": "down", "computing": "compute", "up": "up"}
+
+
+def _costs(seeds: "Sequence[Priced]") -> tuple[str, ...]:
+    """What it took to reach the target, in the mean; dashes if one does not."""
+    costs = [run.costs for run in seeds if run.costs]
+    if len(costs) < len(seeds):
+        return ("–",) * 3
+    rounds, num_bytes, seconds = map(fmean, zip(*costs, strict=True))
+    return f"{rounds:.0f}", megabytes(num_bytes), _seconds(seconds)
+
+
+def _print_missed(priced: "PricedGroup") -> None:
+    """Name the runs that the usual target does not heed."""
+    from fedbat.report import misses
+
+    missed = [f"{run.label} ({why})" for run in priced.runs if (why := misses(run.run))]
+    if len(missed) == len(priced.runs):
+        say("no run is finished and above chance: the target says little")
+    elif missed:
+        say(f"the target does not heed {', '.join(missed)}")
 
 
 def _seconds(value: float) -> str:

@@ -60,7 +60,8 @@ def compare(
     methods: Annotated[
         str,
         typer.Option(
-            help=f"Comma-separated, each with settings without commas of its own if wanted (fedbat rho=4), of {_NAMES}."
+            help=f"Separated by commas, each with settings of its own if wanted (fedbat rho=4), of {_NAMES}. "
+            "Where a setting has commas, separate by semicolons: 'fedavg; fedbat bounds=0.001,0.01'."
         ),
     ] = "fedavg,fedbat,signsgd",
     down: Downs = FULL,
@@ -94,10 +95,8 @@ def compare(
       fedbat compare --methods "fedavg,fedbat rho=2,fedbat rho=6" --seeds 0,1,2 --rounds 15 --epochs 2
     """
     downs, chosen = _listed("--down", down, "32,4"), _seeds(seeds, base.seed)
-    variants = [_variant(text) for text in _listed("--methods", methods, "fedavg,fedbat")]
+    variants = _variants(methods)
     names = list(dict.fromkeys(name for name, _ in variants))
-    for name in names:
-        make_method(name)  # so that an unknown name is reported first
     check_target(target, link)
     on = parse_link(link) if link is not None else None
     if on:
@@ -108,7 +107,9 @@ def compare(
         for (name, own), width, seed in itertools.product(variants, downs, chosen)
     ]
     if twice := [name for name, often in Counter(run_folders(Path(), experiments)).items() if often > 1]:
-        raise ConfigError(f"--methods has {twice[0]} twice, by its settings; give each variant once")
+        usual = [text for name, own in variants for text in _usual(name, own)]
+        why = f"{', '.join(usual)} is the default" if usual else "by its settings"
+        raise ConfigError(f"--methods has {twice[0]} twice: {why}; give each variant once")
     folder = out or _default_folder(f"{base.dataset}-{base.partition}-compare")
     check_free(folder)
     federations = [prepare(experiment) for experiment in experiments]
@@ -120,11 +121,33 @@ def compare(
         price_runs([folder], on, target, folder)
 
 
-def _listed(option: str, text: str, example: str) -> list[str]:
-    found = [name.strip() for name in text.split(",") if name.strip()]
+def _listed(option: str, text: str, example: str, separator: str = ",") -> list[str]:
+    found = [name.strip() for name in text.split(separator) if name.strip()]
     if len(set(found)) != len(found) or not found:
         raise ConfigError(f"{option} is {text!r}, expected different names such as {example}")
     return found
+
+
+def _variants(text: str) -> list[tuple[str, dict[str, str]]]:
+    """The methods, each with its own settings; an unknown one is reported before anything else."""
+    separator = ";" if ";" in text else ","
+    variants = [_variant(one) for one in _listed("--methods", text, "fedavg,fedbat", separator)]
+    for name, _ in variants:
+        try:
+            make_method(name)
+        except ConfigError as error:
+            if separator == "," and "=" in text:
+                raise ConfigError(
+                    f"{error}; if a setting has commas, end each variant by a semicolon: "
+                    "--methods 'fedavg; fedbat bounds=0.001,0.01;'"
+                ) from None
+            raise
+    return variants
+
+
+def _usual(name: str, own: dict[str, str]) -> list[str]:
+    """The settings that are at their defaults."""
+    return [f"{key}={own[key]}" for key in own if Experiment(method=name, settings={key: own[key]}).variant == name]
 
 
 def _variant(text: str) -> tuple[str, dict[str, str]]:
@@ -136,6 +159,8 @@ def _variant(text: str) -> tuple[str, dict[str, str]]:
 def _seeds(text: str | None, usual: int) -> list[int]:
     if text is None:
         return [usual]
+    if usual != Experiment.seed:
+        raise ConfigError(f"--seeds {text} and --seed {usual} are both given, expected one of them; drop --seed")
     try:
         found = [int(seed) for seed in text.split(",")]
     except ValueError:

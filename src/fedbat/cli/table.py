@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rich.table import Table
 
-from fedbat.cli.options import console, new_table, short_names
+from fedbat.cli.options import console, new_table, say, short_names
 from fedbat.experiment import Federation
+from fedbat.figures import at_chance, late
 from fedbat.records import summarize
 from fedbat.reproduce.estimates import UNKNOWN, Estimate, own_spread
 from fedbat.reproduce.verdicts import show_interval
@@ -14,7 +15,6 @@ from fedbat.simulation import Round
 from fedbat.units import megabytes
 
 Done = tuple[Federation, list[Round]]
-_FEW = 20  # rounds: with fewer, the last ten would include some in which the model had hardly begun to learn
 
 _Figure = Callable[[Sequence[Round]], float | None]
 
@@ -35,9 +35,9 @@ def print_table(done: Sequence[Done]) -> None:
     """
     found = by_variant(done)
     variants = {name: found[label] for label, name in short_names(list(found)).items()}
-    late, tail = _late(done)
+    last, tail = late(min(len(found) for _, found in done))
     several = len(variants) < len(done)  # their wider figures leave no room for all columns
-    few, all_ = ("run", "best %", late), ("bits up", "down", "saved up", "both", "traffic", "seconds")
+    few, all_ = ("run", "best %", last), ("bits up", "down", "saved up", "both", "traffic", "seconds")
     table = new_table(*few, *(all_[2:-1] if several else all_))
     for label, runs in variants.items():
         summaries = [summarize(federation, found) for federation, found in runs]
@@ -56,10 +56,11 @@ def print_table(done: Sequence[Done]) -> None:
     if not several:
         console.print("bits: a parameter, biases, norms and headers included", style="dim")
     console.print("saved: against float32; traffic: all clients and rounds", style="dim")
-    _print_other_models(variants, late, tail)
+    _print_other_models(variants, last, tail)
     if several:
         console.print(f"means ± standard deviations over {len(done) // len(variants)} seeds", style="dim")
-        _print_differences(variants, late, tail)
+        _print_differences(variants, last, tail)
+    _print_chance(variants)
 
 
 _MEANS = (
@@ -80,12 +81,12 @@ def _accuracies(tail: slice) -> tuple[_Figure, _Figure]:
     )
 
 
-def _print_differences(variants: Mapping[str, list[Done]], late: str, tail: slice) -> None:
+def _print_differences(variants: Mapping[str, list[Done]], last: str, tail: slice) -> None:
     """Print how variants differ from the first: runs of one seed share split, initial weights, clients and batches."""
     (first, base), *others = variants.items()
     if not others:
         return
-    table = new_table(f"against {first}, points", "best", late)
+    table = new_table(f"against {first}, points", "best", last)
     for label, runs in others:
         table.add_row(label, *(_difference(runs, base, figure) for figure in _accuracies(tail)))
     console.print(table)
@@ -99,7 +100,7 @@ def _difference(runs: Sequence[Done], base: Sequence[Done], figure: _Figure) -> 
     return f"{estimate.value:+.2f} {show_interval(estimate, '+.2f')}"
 
 
-def _print_other_models(variants: Mapping[str, list[Done]], late: str, tail: slice) -> None:
+def _print_other_models(variants: Mapping[str, list[Done]], last: str, tail: slice) -> None:
     """Print how the model as clients receive it and the averaged model do; nothing if there is neither."""
     models: dict[str, _Figure] = {
         "the model": lambda found: statistics.fmean(r.accuracy for r in found[tail]),
@@ -109,20 +110,24 @@ def _print_other_models(variants: Mapping[str, list[Done]], late: str, tail: sli
     rows = {label: [_percent(runs, figure) for figure in models.values()] for label, runs in variants.items()}
     if all(text == _NONE for _, *others in rows.values() for text in others):
         return
-    table: Table = new_table(f"{late}, %", *models)
+    table: Table = new_table(f"{last}, %", *models)
     for label, texts in rows.items():
         table.add_row(label, *texts)
     console.print(table)
 
 
+def _print_chance(variants: Mapping[str, list[Done]]) -> None:
+    """Say which variants ended no better than a guess, and what to try."""
+    num_classes = next(iter(variants.values()))[0][0].data.spec.num_classes
+    lost = [
+        name for name, runs in variants.items() if any(at_chance(found[-1].accuracy, num_classes) for _, found in runs)
+    ]
+    if lost:
+        whose = f"{', '.join(lost)}: " if len(variants) > 1 else ""
+        say(f"{whose}accuracy ends at chance ({100 / num_classes:.3g} %): try more rounds, or a lower --lr")
+
+
 _NONE = "–"
-
-
-def _late(done: Sequence[Done]) -> tuple[str, slice]:
-    """What the rounds that tell how a run ended are called, and which they are."""
-    if min(len(found) for _, found in done) < _FEW:
-        return "final", slice(-1, None)
-    return "last 10", slice(-10, None)
 
 
 def _mean_of(model: str, found: Sequence[Round]) -> float | None:

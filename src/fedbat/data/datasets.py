@@ -69,14 +69,17 @@ def dataset_of(
                 f"the {what} images are {images.dtype} {list(images.shape)}, expected torch.uint8 [N, C, H, W], "
                 "training and test images of one size; (255 * x).to(torch.uint8) makes bytes of numbers from 0 to 1"
             )
-        if labels.dtype.is_floating_point or labels.shape != images.shape[:1] or not len(labels):
+        if not len(images):
+            raise DataError(f"there are no {what} images, expected at least one with its label; add some")
+        if labels.dtype.is_floating_point or labels.shape != images.shape[:1]:
             raise DataError(
                 f"the {what} labels are {labels.dtype} {list(labels.shape)}, expected a whole number for each of "
                 f"{len(images)} images"
             )
     num_classes = int(y_train.max()) + 1
     for what, labels in (("training", y_train), ("test", y_test)):
-        check_labels(labels.numpy(), 0, num_classes - 1, f"the {what} labels")
+        fix = "number labels from 0, each among those of the training data"
+        check_labels(labels.numpy(), 0, num_classes - 1, f"the {what} labels", fix)
     stds, means = torch.std_mean(x_train.float() / 255, dim=(0, 2, 3))
     mean, std = tuple(means.tolist()), tuple(stds.clamp(min=1 / 255).tolist())
     spec = Spec(

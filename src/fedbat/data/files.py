@@ -99,6 +99,7 @@ class Downloadable:
         if (located := self.locate(root)) is not None:
             return located
         folders, cache = list(self._folders(root)), cache_folder() / self.name
+        place = Path(brought, self.name) if (brought := _brought(root)) else cache
         try:
             for remote in self.remotes:
                 if not all((cache / name).is_file() for name in remote.files):
@@ -107,18 +108,21 @@ class Downloadable:
             raise DataError(
                 f"{self.name} is in none of {', '.join(map(str, folders))} and could not be downloaded; "
                 f"fetch {' '.join(remote.url for remote in self.remotes)} by other means "
-                f"and put {', '.join(self.files)} into $FEDBAT_DATA/{self.name} (cause: {err})"
+                f"and put {', '.join(self.files)} into {place} (cause: {err})"
             ) from err
         return {name: cache / name for name in self.files}
 
     def _folders(self, root: Path | None) -> Iterator[Path]:
-        brought = root or os.environ.get("FEDBAT_DATA")
-        if brought:
+        if brought := _brought(root):
             for parent in (Path(brought, self.name), Path(brought)):
                 yield from (parent / alias for alias in self.aliases)
                 yield parent
         yield cache_folder() / self.name
         yield from self.system
+
+
+def _brought(root: Path | None) -> Path | str | None:
+    return root or os.environ.get("FEDBAT_DATA")
 
 
 def cache_folder() -> Path:

@@ -65,10 +65,10 @@ def read_svhn(paths: Sequence[Path]) -> tuple[Images, Labels]:
     return np.ascontiguousarray(x.transpose(3, 2, 0, 1)), labels % 10
 
 
-def check_labels(labels: Labels, low: int, high: int, where: object) -> None:
+def check_labels(labels: Labels, low: int, high: int, where: object, fix: str = _FIX) -> None:
     """Refuse labels outside low..high."""
     if len(labels) and not low <= labels.min() <= labels.max() <= high:
-        raise DataError(f"{where}: got labels {labels.min()}..{labels.max()}, expected them in {low}..{high}; {_FIX}")
+        raise DataError(f"{where}: got labels {labels.min()}..{labels.max()}, expected them in {low}..{high}; {fix}")
 
 
 def _read_idx(path: Path, num_axes: int) -> Images:

@@ -38,8 +38,12 @@ def new_row(num_fields: int) -> tuple[Figure, list[Axes]]:
 def plot_accuracy(axes: Axes, x: Sequence[float], accuracy: Sequence[float], label: str, style: RunStyle) -> None:
     """Draw a run's accuracy curve, in percent."""
     percent, dots = [100 * value for value in accuracy], 3 if len(accuracy) < 40 else 0
-    dashes = (0, [length / 2 for length in style.dash]) if style.dash else "solid"
-    axes.plot(x, percent, color=style.color, linestyle=dashes, label=label, lw=1.8, marker="o", ms=dots)
+    axes.plot(x, percent, color=style.color, linestyle=dashes(style), label=label, lw=1.8, marker="o", ms=dots)
+
+
+def dashes(style: RunStyle) -> str | tuple[float, list[float]]:
+    """The dashes of a style as Matplotlib takes them."""
+    return (0, [length / 2 for length in style.dash]) if style.dash else "solid"
 
 
 def bytes_axis(axes: Axes, label: str) -> None:
@@ -50,10 +54,11 @@ def bytes_axis(axes: Axes, label: str) -> None:
 
 
 def log_ticks(axis: Axis) -> None:
-    """Set ticks once all is drawn: at 1, 2 and 5 times powers of ten, or in even steps if few of these would show."""
+    """Set ticks once all is drawn: at powers of ten, also at 2 and 5 times these if they are few, or in even steps."""
     low, high = axis.get_view_interval()
     even = MaxNLocator(5, steps=[1, 2, 5, 10], min_n_ticks=3)
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high > 10 * low else even)
+    logs = LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,))
+    axis.set_major_locator(logs if high > 10 * low else even)
 
 
 def legend_below(

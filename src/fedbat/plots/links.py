@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from fedbat.link import Times, mean_times
-from fedbat.plots.canvas import log_ticks, new_figure, plot_accuracy, save
-from fedbat.plots.styles import INK, run_styles, zoom
+from fedbat.plots.canvas import dashes, legend_below, log_ticks, new_figure, plot_accuracy, save
+from fedbat.plots.styles import INK, RunStyle, run_styles, zoom
 
 _PART_COLORS = {"latency": "#d5dbe1", "down": "#7fb0d8", "computing": "#9aa5b1", "up": "#173a5e", "server": "#e0b873"}
 
@@ -45,37 +45,39 @@ class LinkRow(NamedTuple):
 def draw_link(rows: Sequence[LinkRow], title: str, path: Path) -> None:
     """Draw accuracy against time on a link (logarithmic), and what rounds consist of."""
     most = max(len(row.curves) for row in rows)
-    figure, fields = new_figure(16, (1.9 + max(2.3, 0.3 * most)) * len(rows), len(rows), 2)
+    figure, fields = new_figure(16, 0.5 + (1.9 + max(2.3, 0.3 * most)) * len(rows), len(rows), 2)
     for row, (left, right) in zip(rows, fields, strict=True):
-        _race(left, row)
-        _bars(right, {label + curve.note: mean_times(curve.times) for label, curve in row.curves.items()})
+        styles = run_styles({label: curve.method for label, curve in row.curves.items()})
+        _race(left, row, styles)
+        _bars(right, row, styles)
     figure.suptitle(title, color=INK, fontsize=11)
+    handles, labels = fields[0][1].get_legend_handles_labels()
+    legend_below(figure, list(zip(labels, handles, strict=True)), len(labels))
     save(figure, [path])
 
 
-def _race(axes: Axes, row: LinkRow) -> None:
+def _race(axes: Axes, row: LinkRow, styles: Mapping[str, RunStyle]) -> None:
     """Draw accuracy against time, from ten points below the target on; a circle marks where it is reached."""
     target, curves = 100 * row.target, row.curves.values()
-    styles = run_styles({label: curve.method for label, curve in row.curves.items()})
     for label, curve in row.curves.items():
         plot_accuracy(axes, [x for x, _ in curve.points()], curve.accuracy, label + curve.note, styles[label])
         if (there := curve.first_from(target))[1] >= target:
             axes.plot(*there, "o", ms=9, mfc="none", color=styles[label].color)
     axes.axhline(target, color=INK, lw=0.8, ls=(0, (4, 4)), zorder=1)
     axes.set(xlabel="seconds on the link so far (log)", ylabel="test accuracy, %", xscale="log")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axes.minorticks_off()
     low, high = zoom([100 * value for value in curve.accuracy] for curve in curves)
     low = max(0.0, min(low, target - 10))
     axes.set_ylim(low, max(high, target + 2))
     axes.set_xlim(left=0.9 * min(curve.first_from(low)[0] for curve in curves))
     log_ticks(axes.xaxis)
-    axes.set_title(f"{row.title}; target {target:.2f} %", color=INK, fontsize=10)
-    axes.legend(frameon=False, fontsize=9, handlelength=4, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    axes.set_title(f"{row.title}; target {target:.2f} %", color=INK, fontsize=10, loc="left")
 
 
-def _bars(axes: Axes, rounds: Mapping[str, Times]) -> None:
-    """Draw a bar for each run: the parts of its mean round, one after the other."""
+def _bars(axes: Axes, row: LinkRow, styles: Mapping[str, RunStyle]) -> None:
+    """Draw a bar for each run: the parts of its mean round, one after the other. Its name has a piece of its curve."""
+    rounds = {label + curve.note: mean_times(curve.times) for label, curve in row.curves.items()}
     ends = [0.0] * len(rounds)
     for part, color in _PART_COLORS.items():
         lengths = [getattr(times, part) for times in rounds.values()]
@@ -89,4 +91,9 @@ def _bars(axes: Axes, rounds: Mapping[str, Times]) -> None:
     axes.grid(visible=False, axis="y")
     axes.set_axisbelow(True)
     axes.set(xlabel="seconds of a mean round")
-    axes.legend(frameon=False, fontsize=9, ncols=len(_PART_COLORS), loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    axes.tick_params(axis="y", length=0, pad=48)  # points, for a piece of each curve
+    points = ("axes points", "data")
+    for place, label in enumerate(row.curves):
+        line = {"arrowstyle": "-", "color": styles[label].color, "ls": dashes(styles[label]), "lw": 1.8}
+        line |= {"shrinkA": 0, "shrinkB": 0}
+        axes.annotate("", (-6, place), (-44, place), xycoords=points, textcoords=points, arrowprops=line)

@@ -2,12 +2,16 @@
 
 const INK = "#1f2933", GRID = "#e4e7eb";
 const SHADES = ["#e3edf7", "#7fb0d8", "#2b6cb0", "#173a5e"];
+// Between powers of ten Plotly leaves the unit out.
+const BARE = [..."23456789"].flatMap((digit) =>
+  ["", "0", "00"].flatMap((zeros) => ["", "k", "M", "G", "T", "P"].map((unit) => digit + zeros + unit)));
+const BYTES = { tickformat: "~s", ticksuffix: "B", labelalias: Object.fromEntries(BARE.map((text) => [text, `${text}B`])) };
 const AXES = {
   accuracy: { title: { text: "accuracy, %" } },
   loss: { title: { text: "loss" }, type: "log", tickformat: "~g", nticks: 4 },
   round: { title: { text: "round" }, rangemode: "tozero" },
-  uplink: { title: { text: "bytes sent up by all clients so far" }, type: "log", tickformat: "~s" },
-  traffic: { title: { text: "bytes sent up and down so far" }, type: "log", tickformat: "~s" },
+  uplink: { title: { text: "bytes sent up by all clients so far" }, type: "log", ...BYTES },
+  traffic: { title: { text: "bytes sent up and down so far" }, type: "log", ...BYTES },
 };
 const FAMILY = getComputedStyle(document.body).fontFamily;
 const BASE = {

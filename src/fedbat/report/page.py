@@ -140,7 +140,7 @@ def _configurations(group: Group, anchors: Mapping[Run, str]) -> Iterable[str]:
         asked = {flag(name): value for name, value in run.config.items() if name != "settings"}
         origin = {
             "recorded in": run.name,
-            "status": summary.get("status"),
+            "status": run.status,
             **(summary.get("versions") or {}),
             **{f"{name}.py": digest for name, digest in (summary.get("own") or {}).items()},
             "revision": summary.get("git_revision"),

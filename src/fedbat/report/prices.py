@@ -51,10 +51,15 @@ class PricedGroup:
     runs: list[Priced]  # those of the best methods first
     clock: str  # where the computing times come from
 
-    def curves(self) -> dict[str, LinkCurve]:
-        """Curves by label; runs that differ in nothing but their seeds make one curve."""
+    @property
+    def series(self) -> dict[str, list[Priced]]:
+        """Runs by label; those that differ in nothing but their seeds are together."""
         priced = dict(zip(self.group.runs, self.runs, strict=True))
-        return {label: _mean_curve([priced[run] for run in runs]) for label, runs in self.group.series}
+        return {label: [priced[run] for run in runs] for label, runs in self.group.series}
+
+    def curves(self) -> dict[str, LinkCurve]:
+        """Curves by label, each the mean of its seeds."""
+        return {label: _mean_curve(seeds) for label, seeds in self.series.items()}
 
     def as_json(self) -> dict[str, Any]:
         """The values to write to a file."""
@@ -69,18 +74,25 @@ class PricedGroup:
 
 
 def price_group(group: Group, link: Link, target: float | None = None) -> PricedGroup:
-    """Price the runs of a group. By default, the target is an accuracy that every run reaches, and all runs compute as
-    long as the quickest: differences in measured times say more about what else the machine did than about methods.
+    """Price the runs of a group. By default, the target is an accuracy that every run reaches, but for those that
+    `misses` tells of, and all runs compute as long as the quickest: differences in measured times say more about what
+    else the machine did than about methods.
     """
     given = link.seconds is not None
     if alike := not given and link.factor is None:
         link = replace(link, seconds=float(f"{min(median_computing(run.record.lines) for run in group.runs):.3g}"))
     if target is None:
-        target = usual_target(run.record.best / 100 for run in group.runs)
+        counted = [run for run in group.runs if not misses(run)] or group.runs
+        target = usual_target(run.record.best / 100 for run in counted)
     runs = list(_priced(group, link, target))
     clocks = "; ".join(dict.fromkeys(run.clock for run in runs))
     clock = "as given" if given else f"the median client of the quickest run, {clocks}" if alike else clocks
     return PricedGroup(group, link, target, runs, clock)
+
+
+def misses(run: Run) -> str | None:
+    """Why the usual target does not heed a run, if so."""
+    return run.unfinished or ("at chance" if run.at_chance else None)
 
 
 def _priced(group: Group, link: Link, target: float) -> Iterable[Priced]:

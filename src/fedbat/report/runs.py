@@ -1,15 +1,20 @@
 """Which runs there are, what tells them apart, and which belong together: those with the same clients."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
+from fedbat.data import DATASETS
 from fedbat.downlink import FULL
 from fedbat.errors import DataError
-from fedbat.experiment import split_of, variant_of
+from fedbat.experiment import Experiment, split_of, variant_of
+from fedbat.figures import at_chance, late
+from fedbat.lock import is_held
+from fedbat.models import default_init
 from fedbat.reproduce.record import Record, load_record
 from fedbat.settings import show
 from fedbat.storage import DRAFT
@@ -17,6 +22,7 @@ from fedbat.units import count
 
 SPLIT = ("dataset", "partition", "beta", "labels", "samples", "clients", "partition_seed")  # which client holds what
 _NEVER_IN_A_LABEL = (*SPLIT, "method", "settings", "down")  # the last three are in the variant
+_USUAL = {field.name: field.default for field in fields(Experiment)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +51,26 @@ class Run:
         """How far the run has come, if rounds are missing: 12 of 100 rounds."""
         done, asked = len(self.record.lines), self.config["rounds"]
         return None if done >= asked else f"{done} of {asked} rounds"
+
+    @property
+    def status(self) -> str:
+        """The recorded status, unless its process was killed and could not write how it ended."""
+        status = str(self.record.summary.get("status"))
+        if status != "running" or is_held(self.record.folder):
+            return status
+        return f"stopped after {len(self.record.lines)} of {count(self.config['rounds'], 'round')}"
+
+    def late(self, model: str | None = None) -> float | None:
+        """The mean accuracy in percent of the last ten rounds (the last of few), of this or another tested model."""
+        tests = self.record.lines if model is None else [line[model] for line in self.record.lines if line.get(model)]
+        _, tail = late(len(self.record.lines))
+        return 100 * fmean(test["accuracy"] for test in tests[tail]) if tests else None
+
+    @property
+    def at_chance(self) -> bool:
+        """Whether not even the best round beats a guess; unknown, thus False, of a user's own data."""
+        spec = DATASETS.get(self.config["dataset"])
+        return spec is not None and at_chance(self.record.best / 100, spec.num_classes)
 
     @property
     def device(self) -> str | None:
@@ -80,13 +106,12 @@ class Group:
     @cached_property
     def varying(self) -> tuple[str, ...]:
         """The names of what differs between runs, apart from the method and its settings."""
-        names = dict.fromkeys(name for run in self.runs for name in run.config if name not in _NEVER_IN_A_LABEL)
-        return tuple(name for name in names if len({as_text(run.config.get(name)) for run in self.runs}) > 1)
+        return varying(self.runs, _NEVER_IN_A_LABEL)
 
     @cached_property
     def labels(self) -> list[str]:
         """A different label for each run, as short as possible."""
-        labels = [_label(run, self.varying) for run in self.runs]
+        labels = [label_of(run, self.varying) for run in self.runs]
         often = Counter(labels)
         pairs = zip(labels, self.runs, strict=True)
         return [label if often[label] == 1 else f"{label} ({run.name})" for label, run in pairs]
@@ -97,7 +122,7 @@ class Group:
         names = [name for name in self.varying if name != "seed"]
         found: dict[str, list[Series]] = {}
         for run, label in zip(self.runs, self.labels, strict=True):
-            found.setdefault(_label(run, names), []).append(Series(label, (run,)))
+            found.setdefault(label_of(run, names), []).append(Series(label, (run,)))
         series = []
         for label, members in found.items():
             runs = tuple(run for member in members for run in member.runs)
@@ -106,8 +131,18 @@ class Group:
         return series
 
 
-def _label(run: Run, names: Iterable[str]) -> str:
-    return " ".join([run.variant, *(f"{flag(name)}={as_text(run.config.get(name))}" for name in names)])
+def varying(runs: Sequence[Run], without: Container[str]) -> tuple[str, ...]:
+    """The fields of a configuration, without these, in which runs differ."""
+    names = dict.fromkeys(name for run in runs for name in run.config if name not in without)
+    return tuple(name for name in names if len({as_text(run.config.get(name)) for run in runs}) > 1)
+
+
+def label_of(run: Run, names: Iterable[str]) -> str:
+    """The variant, and the values of these fields but for those at their defaults; the seed is always told."""
+    usual = _USUAL | {"init": default_init(str(run.config["model"]))}
+    values = {name: run.config.get(name) for name in names}
+    told = {name: value for name, value in values.items() if name == "seed" or value != usual.get(name)}
+    return " ".join([run.variant, *(f"{flag(name)}={as_text(value)}" for name, value in told.items())])
 
 
 def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:

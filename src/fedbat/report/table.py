@@ -5,9 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedbat.experiment import split_of
+from fedbat.figures import late
 from fedbat.report.charts import Style
-from fedbat.report.runs import Group, Run
+from fedbat.report.runs import SPLIT, Group, Run, label_of, varying
 from fedbat.units import megabytes
+
+_LATE = "last 10"
 
 
 class _Column(NamedTuple):
@@ -15,11 +18,7 @@ class _Column(NamedTuple):
     value: Callable[[Run], Any]  # to sort by
     text: Callable[[Any], str] = str
     hint: str = ""
-    fewest: int = 0  # how many different values runs must have for the column to be shown; 0: it always is
-
-
-def _percent(name: str) -> Callable[[Run], Any]:
-    return lambda run: None if (value := run.record.summary.get(name)) is None else 100 * value
+    told_once: bool = False  # above the table, if all runs agree
 
 
 def _figure(name: str) -> Callable[[Run], Any]:
@@ -34,62 +33,65 @@ def _saved_up(run: Run) -> float:
 
 # What tells runs apart comes first, then what they are compared by; these fit on a narrow screen.
 _COLUMNS = (
-    _Column("data set", lambda run: run.config["dataset"]),
-    _Column("split", lambda run: split_of(run.config)),
-    _Column("model", lambda run: run.config["model"], fewest=2),
+    _Column("data set", lambda run: run.config["dataset"], told_once=True),
+    _Column("split", lambda run: split_of(run.config), told_once=True),
+    _Column("model", lambda run: run.config["model"], told_once=True),
     _Column("best", lambda run: run.record.best, "{:.2f}".format, "test accuracy of the best round, %"),
-    _Column("last 10", lambda run: run.record.last10, "{:.2f}".format, "mean test accuracy of the last ten rounds, %"),
     _Column(
-        "received",
-        _percent("received_last10_accuracy"),
-        "{:.2f}".format,
-        "the same of what clients receive, %",
-        fewest=1,
+        _LATE, Run.late, "{:.2f}".format, "mean test accuracy of the last ten rounds, of fewer than 20 the last, %"
     ),
-    _Column(
-        "averaged",
-        _percent("averaged_last10_accuracy"),
-        "{:.2f}".format,
-        "the same of the averaged model, %",
-        fewest=1,
-    ),
+    _Column("received", lambda run: run.late("received"), "{:.2f}".format, "the same of what clients receive, %"),
+    _Column("averaged", lambda run: run.late("averaged"), "{:.2f}".format, "the same of the averaged model, %"),
     _Column("uplink", _figure("uplink_bytes_per_client_round"), megabytes, "sent up by a client in a round, mean"),
     _Column("up + down", lambda run: run.record.total_bytes, megabytes, "both ways, by a client in a round, mean"),
     _Column("saved up", _saved_up, "{:.1f}x".format, "how many times less goes up than the float32 model"),
     _Column("saved both", lambda run: run.record.total_saving, "{:.1f}x".format, "the same of both ways together"),
     _Column("bit/param", _figure("bits_per_parameter"), "{:.3f}".format, "bits sent up for each parameter"),
-    _Column("N", lambda run: run.config["clients"], "{:,}".format, "clients"),
-    _Column("K", lambda run: run.config["per_round"], "{:,}".format, "clients sampled in each round"),
-    _Column("seed", lambda run: run.config["seed"]),
-    _Column("rounds", lambda run: len(run.record.lines), str, "that are done"),
+    _Column("N", lambda run: run.config["clients"], "{:,}".format, "clients", told_once=True),
+    _Column("K", lambda run: run.config["per_round"], "{:,}".format, "clients sampled in each round", told_once=True),
+    _Column("seed", lambda run: run.config["seed"], told_once=True),
+    _Column("rounds", lambda run: len(run.record.lines), str, "that are done", told_once=True),
     _Column("seconds", _figure("seconds"), "{:,.0f}".format, "of all rounds"),
-    _Column("device", lambda run: run.device),
-    _Column("precision", lambda run: run.precision),
+    _Column("device", lambda run: run.device, told_once=True),
+    _Column("precision", lambda run: run.precision, told_once=True),
 )
+_FOLDER = _Column("folder", lambda run: run.name, hint="where it is recorded")
+_IN_A_COLUMN = (*SPLIT, "method", "settings", "down", "model", "per_round", "rounds", "seed")
 
 
 def overview(groups: Sequence[Group], anchors: Mapping[Run, str], styles: Mapping[Run, Style]) -> str:
-    """The table as HTML, group by group, the best methods first."""
-    method = _head("method", "with the settings that are not at their defaults")
+    """The table as HTML, group by group, the best methods first; above it, what is the same for all runs."""
     runs = [run for group in groups for run in group.runs]
-    columns = [c for c in _COLUMNS if len({c.value(run) for run in runs} - {None}) >= c.fewest]
-    head = [method, *(_head(column.title, column.hint) for column in columns)]
+    fields = varying(runs, _IN_A_COLUMN)
+    names = {run: label_of(run, fields) for run in runs}
+    once = [column for column in _COLUMNS if column.told_once and len({column.value(run) for run in runs}) == 1]
+    columns = [
+        column for column in _COLUMNS if column not in once and any(column.value(run) is not None for run in runs)
+    ]
+    if len({(names[run], *(column.value(run) for column in columns if column.told_once)) for run in runs}) < len(runs):
+        columns.append(_FOLDER)
+    few = late(max(len(run.record.lines) for run in runs))[0]
+    head = [_head("method", "with what is not at its default")]
+    head += [_head(few if column.title == _LATE else column.title, column.hint) for column in columns]
     rows = (
-        f"<tr>{_method(run, anchors[run], styles[run])}{''.join(_cell(column, run) for column in columns)}</tr>"
+        f"<tr>{_method(run, names[run], anchors[run], styles[run])}{''.join(_cell(c, run) for c in columns)}</tr>"
         for run in runs
     )
-    return f"<table><thead><tr>{''.join(head)}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    shared = ", ".join(
+        f"{column.title} {column.text(value)}" for column in once if (value := column.value(runs[0])) is not None
+    )
+    table = f"<table><thead><tr>{''.join(head)}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return f'<p>All runs: {html.escape(shared)}.</p>\n<div class="overview">{table}</div>'
 
 
 def _head(title: str, hint: str) -> str:
     return f'<th scope="col" title="{html.escape(hint)}"><button type="button">{title}</button></th>'
 
 
-def _method(run: Run, anchor: str, style: Style) -> str:
-    variant, status = html.escape(run.variant), run.record.summary.get("status")
-    link = f'<a href="#{anchor}">{style.sample}{variant}</a>'
-    note = "" if status == "finished" else f" <small>{html.escape(str(status))}</small>"
-    return f'<td data-value="{variant}">{link}{note}</td>'
+def _method(run: Run, name: str, anchor: str, style: Style) -> str:
+    shown = html.escape(name)
+    note = "" if run.status == "finished" else f" <small>{html.escape(run.status)}</small>"
+    return f'<td data-value="{shown}"><a href="#{anchor}">{style.sample}{shown}</a>{note}</td>'
 
 
 def _cell(column: _Column, run: Run) -> str:
