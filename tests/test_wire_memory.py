@@ -93,7 +93,7 @@ HOSTILE = {
     "channels, scales missing": (4, 2, NUMEL, bytes(64)),
     "channels, scales alone": (4, 8, 10, bytes(40)),
     "channels of 1 bit": (4, 1, 1, bytes(4) + FULL + TAIL),
-    "channels of 5 bits": (4, 5, 1, bytes(4 + 5 * NUMEL // 8) + TAIL),
+    "channels of 9 bits": (4, 9, 1, bytes(4 + 9 * NUMEL // 8) + TAIL),
     "channels of 255 bits": (4, 255, 1, bytes(NUMEL)),
     "channels, nan": (4, 2, 2, struct.pack("<2f", 1.0, math.nan) + FULL + FULL + TAIL),
     "channels, negative": (4, 2, 2, struct.pack("<2f", 1.0, -1.0) + FULL + FULL + TAIL),
@@ -146,6 +146,7 @@ VALID = {  # message, and multiples of the dense size that decoding it may take
     "levels of 8 bits": (2, 8, f32_word(1.0), bytes(NUMEL), 1 / 4),
     "odd levels of 2 bits": (5, 2, f32_word(1.0), bytes(NUMEL // 4), 1 / 4),
     "channels of 2 bits": (4, 2, 1000, bytes(4000) + FULL + FULL, 1 / 4),
+    "channels of 5 bits": (4, 5, 1, bytes(4 + 5 * NUMEL // 8), 1 / 4),
     "channels of 8 bits": (4, 8, 1, bytes(4) + bytes(NUMEL), 1 / 4),
     "channels, each its own": (4, 2, NUMEL, bytes(4 * NUMEL) + FULL + FULL, 2.75),  # scales, their check, codes
     "rotated signs": (16, 0, f32_word(1.0), bytes(8) + FULL, 1 / 32),
