@@ -58,7 +58,7 @@ class Snapshot(Downlink):
         """The model as clients unpack it; its bytes are counted but not made."""
         widths = graded_widths(layout, self.narrowest)
         size = upload_bytes(layout, lambda entry: body_bytes(entry.shape, widths[entry.name]))
-        return Public(_quantized(layout, w, self.narrowest, version).values(), size)
+        return Public(_quantized(layout, w, widths, version).values(), size)
 
 
 class Follow(Downlink):
@@ -117,9 +117,9 @@ def graded_widths(layout: Layout, narrowest: int) -> dict[str, int]:
 
 def snapshot(layout: Layout, w: Tensors, narrowest: int, version: int = 0) -> bytes:
     """The model packed with `graded_widths`; tensors that are not compressed stay as they are."""
-    return _quantized(layout, w, narrowest, version).to_bytes()
+    return _quantized(layout, w, graded_widths(layout, narrowest), version).to_bytes()
 
 
-def _quantized(layout: Layout, w: Tensors, narrowest: int, version: int) -> Payload:
-    parts: dict[str, Part] = {name: Channels.of(w[name], b) for name, b in graded_widths(layout, narrowest).items()}
+def _quantized(layout: Layout, w: Tensors, widths: Mapping[str, int], version: int) -> Payload:
+    parts: dict[str, Part] = {name: Channels.of(w[name], width) for name, width in widths.items()}
     return Payload(layout, parts, {entry.name: w[entry.name] for entry in layout.rest}, version)
