@@ -249,10 +249,11 @@ class Compressed(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Aggregate as the strategy inside does."""
+        round_ = server_round + self._rounds_before
         replies, odd = read_scores(self._delivery.heard(replies), self._rules)
         for node, reason in odd.items():
-            log(WARNING, "fedbat: the evaluation of round %s drops node %s: %s", server_round, node, reason)
-        found = self.strategy.aggregate_evaluate(server_round + self._rounds_before, replies)
+            log(WARNING, "fedbat: the evaluation of round %s drops node %s: %s", round_, node, reason)
+        found = self.strategy.aggregate_evaluate(round_, replies)
         return (
             None if found is None else MetricRecord(dict(found) | {"fedbat-downlink-bytes": self._delivery.num_bytes})
         )
