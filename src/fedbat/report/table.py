@@ -81,7 +81,8 @@ def overview(groups: Sequence[Group], anchors: Mapping[Run, str], styles: Mappin
         f"{column.title} {column.text(value)}" for column in once if (value := column.value(runs[0])) is not None
     )
     table = f"<table><thead><tr>{''.join(head)}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    return f'<p>All runs: {html.escape(shared)}.</p>\n<div class="overview">{table}</div>'
+    above = f"<p>All runs: {html.escape(shared)}.</p>\n" if shared else ""
+    return f'{above}<div class="overview">{table}</div>'
 
 
 def _head(title: str, hint: str) -> str:
