@@ -43,6 +43,8 @@ def made_up(row, accuracy, seed=0, up=1000.0, down=3000.0):
         "downlink_bytes_per_client_round": down,
         "seconds": 1.0,
         "engine": {},
+        "own": {},
+        "resumed": [],
         "machine": {"gpu": None},
     }
     for name, value in evaluations.items():

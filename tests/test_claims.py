@@ -58,6 +58,8 @@ def run(
         "num_compressed_parameters": 8,
         **figures_of(lines, 8, 8),
         "engine": {},
+        "own": {},
+        "resumed": [],
         "machine": {"gpu": None},
     }
     return Record(Path(method), summary, tuple(lines))

@@ -52,6 +52,11 @@ def worded(line):
     return line | {"layers": {"relative_error": ["low" for _ in line["layers"]["relative_error"]]}}
 
 
+def sealed(summary):
+    """With the hash of what it says was run."""
+    return summary | {"identity": identity(summary["config"] | {"settings": summary["method_settings"]})}
+
+
 DAMAGES = {  # to the summary, to the second line, and what is said of it
     "unfinished": (but(status="running"), same, "its status is 'running', expected 'finished'"),
     "no status": (without("status"), same, "has no status, expected text"),
@@ -67,6 +72,9 @@ DAMAGES = {  # to the summary, to the second line, and what is said of it
     "another engine": (but(engine=7), same, "has engine 7, expected an object or null"),
     "odd own code": (but(own="mine"), same, "has own 'mine', expected an object"),
     "odd own code later on": (but(resumed=[{"own": 3}]), same, "has own 3, expected an object"),
+    "no hash of what was run": (without("identity"), same, "not those that were published"),
+    "no hash of its rounds": (without("rounds_sha256"), same, "not those that were published"),
+    "nobody's own code": (without("own"), same, "has no own, expected an object"),
     "another seed": (but(seed=1), same, "its seed is 1, expected 0"),
     "an unknown method": (but(config={"method": "new"}), same, "a configuration this version cannot run"),
     "settings of words": (
@@ -126,17 +134,14 @@ def test_a_record_as_it_was_published_counts(cell, folder):
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"rho": 4.0}])
 def test_a_record_counts_for_no_other_cell_than_that_of_its_folder(cell, folder, change):
-    """Without hashes, too: the first records have none."""
-
-    def unsealed(summary):
-        return without("identity")(without("rounds_sha256")(summary))
+    """Even if its hash is that of what it says."""
 
     def changed(summary):
         if "rho" in change:
-            return unsealed(summary) | {"method_settings": summary["method_settings"] | change}
-        return unsealed(summary) | change | {"config": summary["config"] | change}
+            return sealed(summary | {"method_settings": summary["method_settings"] | change})
+        return sealed(summary | change | {"config": summary["config"] | change})
 
-    damaged(folder, unsealed)
+    damaged(folder, sealed)
     assert Records.load(folder).get(cell.identity)
     damaged(folder, changed)
     records = Records.load(folder)
@@ -147,8 +152,7 @@ def test_a_record_outlives_fields_that_experiments_did_not_have_yet(cell, folder
     """What is hashed is what was written down."""
 
     def older(summary):
-        config = without("samples")(without("partition_seed")(summary["config"]))
-        return summary | {"config": config, "identity": identity(config | {"settings": summary["method_settings"]})}
+        return sealed(summary | {"config": without("samples")(without("partition_seed")(summary["config"]))})
 
     damaged(folder, older)
     assert Records.load(folder).get(cell.identity)

@@ -511,14 +511,6 @@ def test_settings_may_be_values_and_are_recorded_as_text():
         assert all(isinstance(value, str) for value in resolved.values()) and make_method(name, resolved) == made
 
 
-def test_settings_of_old_records_get_their_names_of_today():
-    """`bits` once said which draw is sent."""
-    old = {"rho": 6.0, "bits": "last"}
-    assert FedBAT.settings_of_record(old) == {"rho": 6.0, "sent": "last"}
-    new = FedBAT(bits=2).settings()
-    assert FedBAT.settings_of_record(new) == new
-
-
 @pytest.mark.parametrize("value", [1 / 3, 0.0012345678, 1e-300, 123456789.0, (1 / 3e4, 1 / 3e1)])
 def test_text_keeps_every_digit_of_a_setting(value):
     """A client in Flower is given its method as text, and its server expects the very step size it gave."""

@@ -180,17 +180,9 @@ def test_downlinks_are_variants_with_curves_of_their_own(folder, tmp_path):
     assert [style.dash for run, style in styles.items() if run.variant == "fedavg"] == ["solid"]
 
 
-def test_records_from_before_total_traffic_was_summed_up_have_it(folder, tmp_path):
-    new = load_record(folder / NASTY)
-    old = load_record(copied(folder, tmp_path / "old"))
-    old.summary.clear()
-    old.summary.update({key: value for key, value in new.summary.items() if not key.startswith("total_")})
-    assert old.total_bytes == new.total_bytes == new.summary["total_bytes_per_client_round"]
-    assert old.total_saving == pytest.approx(new.total_saving) and new.total_saving > 1
-    old.summary["config"]["down"] = "4"
-    assert old.total_saving is None
+def test_total_savings_of_the_committed_records_are_plausible():
     for record in (run.record for run in find_runs([RESULTS])[0]):
-        ways = [record.summary["config"].get("down", "32") != "32", record.summary["bits_per_parameter"] < 16]
+        ways = [record.summary["config"]["down"] != "32", record.summary["bits_per_parameter"] < 16]
         # below 2 where either way is float32, whatever goes the other way
         assert 2 < record.total_saving < 32 if all(ways) else 1 - 1e-3 < record.total_saving < 2
         assert len(record.traffic_bytes) == len(record.lines)

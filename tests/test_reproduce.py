@@ -329,7 +329,7 @@ def _record(accuracies, dataset="fmnist", rounds=100, compressed=True, seed=0):
             for i in range(rounds)
         ]
         summary = {"status": "finished", "config": config, "method_settings": METHODS[method]().settings()}
-        summary |= {"engine": {"name": "E", "precision": "fp32"}, "machine": {"gpu": None}}
+        summary |= {"engine": {"name": "E", "precision": "fp32"}, "own": {}, "resumed": [], "machine": {"gpu": None}}
         summary |= {"seed": seed, "rounds_done": rounds, "num_parameters": 1000, "num_compressed_parameters": 900}
         summary |= figures_of(lines, 1000, 900)
         found.append(Record(Path(method), json.loads(json.dumps(summary)), tuple(lines)))
@@ -418,14 +418,6 @@ def test_a_record_of_an_older_version_is_still_the_cells():
     assert Record(record.folder, record.summary | {"config": old}, record.lines).identity == record.identity
     other = record.summary | {"method_settings": record.summary["method_settings"] | {"rho": 5.0}}
     assert Record(record.folder, other, record.lines).identity != record.identity
-
-
-@pytest.mark.parametrize("sent", ["fresh", "last"])
-def test_a_setting_recorded_under_its_old_name_is_the_setting(sent):
-    record = _record({"fedbat": 0.9})[0]
-    settings = {name: value for name, value in record.summary["method_settings"].items() if name != "sent"}
-    old = Record(record.folder, record.summary | {"method_settings": settings | {"bits": sent}}, record.lines)
-    assert (old.identity == record.identity) == (sent == "fresh") and old.configuration["settings"]["sent"] == sent
 
 
 # The report.

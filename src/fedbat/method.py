@@ -7,7 +7,6 @@ tensors in, tensors out; noise is an argument; a method holds its hyper-paramete
 Methods see only the tensors that are compressed: none has to deal with BatchNorm, engines, devices or files.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
@@ -136,8 +135,3 @@ class Method:
     def settings(self) -> dict[str, Any]:
         """The hyper-parameters by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    @classmethod
-    def settings_of_record(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings that an earlier version recorded, under the names they have now."""
-        return dict(settings)

@@ -146,7 +146,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     found = _read(folder / "summary.json")
     if "status" not in found or "config" not in found:
         raise _no_run(folder)
-    return {"resumed": [], "engine": None, **found}
+    return found
 
 
 def read_experiment(folder: Path) -> Experiment:

@@ -101,8 +101,7 @@ def _check_same(federation: Federation, folder: Path) -> None:
     other = [f"{name} is {found[name]} there, {value} here" for name, value in wanted.items() if found[name] != value]
     if other:
         raise ConfigError(f"{folder} holds another run: {', '.join(other)}; name a new folder")
-    written = read_summary(folder).get("method_settings", {})
-    settings = type(federation.method).settings_of_record(written)
+    settings = read_summary(folder).get("method_settings", {})
     now = json.loads(json.dumps(federation.method.settings()))
     if changed := [
         f"{name} was {settings[name]}, is {now.get(name)}" for name in settings if settings[name] != now.get(name)

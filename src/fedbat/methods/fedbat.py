@@ -24,10 +24,9 @@ Where we depart from both:
   decide alpha.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import floor
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -147,11 +146,6 @@ class FedBAT(Method):
             codes = stochastic_codes(m, alpha, u[name], self.bits)
             parts[name] = odd_levels(codes, alpha * moved(m), self.bits)
         return parts, memory
-
-    @classmethod
-    def settings_of_record(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings under their present names: `sent` was once called `bits`."""
-        return {"sent" if value in get_args(Sent) else name: value for name, value in settings.items()}
 
     @property
     def _learns(self) -> bool:

@@ -142,11 +142,11 @@ def _configurations(group: Group, anchors: Mapping[Run, str]) -> Iterable[str]:
             "recorded in": run.name,
             "status": run.status,
             **(summary.get("versions") or {}),
-            **{f"{name}.py": digest for name, digest in (summary.get("own") or {}).items()},
+            **{f"{name}.py": digest for name, digest in summary["own"].items()},
             "revision": summary.get("git_revision"),
             **(summary.get("machine") or {}),
             **{f"engine {name}": value for name, value in (summary.get("engine") or {}).items()},
-            **{f"from round {leg['first_round']} on": _engine(leg) for leg in summary.get("resumed", [])},
+            **{f"from round {leg['first_round']} on": _engine(leg) for leg in summary["resumed"]},
         }
         tables = (
             _pairs("experiment", asked),

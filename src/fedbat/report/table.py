@@ -25,12 +25,6 @@ def _figure(name: str) -> Callable[[Run], Any]:
     return lambda run: run.record.summary.get(name)
 
 
-def _saved_up(run: Run) -> float:
-    """How many times less goes up than in float32; the first records only have the bits per parameter."""
-    summary = run.record.summary
-    return float(summary.get("uplink_saving", 32 / summary["bits_per_parameter"]))
-
-
 # What tells runs apart comes first, then what they are compared by; these fit on a narrow screen.
 _COLUMNS = (
     _Column("data set", lambda run: run.config["dataset"], told_once=True),
@@ -44,8 +38,8 @@ _COLUMNS = (
     _Column("averaged", lambda run: run.late("averaged"), "{:.2f}".format, "the same of the averaged model, %"),
     _Column("uplink", _figure("uplink_bytes_per_client_round"), megabytes, "sent up by a client in a round, mean"),
     _Column("up + down", lambda run: run.record.total_bytes, megabytes, "both ways, by a client in a round, mean"),
-    _Column("saved up", _saved_up, "{:.1f}x".format, "how many times less goes up than the float32 model"),
-    _Column("saved both", lambda run: run.record.total_saving, "{:.1f}x".format, "the same of both ways together"),
+    _Column("saved up", _figure("uplink_saving"), "{:.1f}x".format, "how many times less goes up than in float32"),
+    _Column("saved both", _figure("total_saving"), "{:.1f}x".format, "the same of both ways together"),
     _Column("bit/param", _figure("bits_per_parameter"), "{:.3f}".format, "bits sent up for each parameter"),
     _Column("N", lambda run: run.config["clients"], "{:,}".format, "clients", told_once=True),
     _Column("K", lambda run: run.config["per_round"], "{:,}".format, "clients sampled in each round", told_once=True),

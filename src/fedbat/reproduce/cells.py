@@ -47,7 +47,7 @@ def configuration(experiment: Experiment, settings: Mapping[str, Any] | None = N
     """
     resolved = experiment.resolved()
     method = make_method(resolved.method, resolved.settings)
-    return dataclasses.asdict(resolved) | {"settings": method.settings() | method.settings_of_record(settings or {})}
+    return dataclasses.asdict(resolved) | {"settings": method.settings() | dict(settings or {})}
 
 
 def identity(configuration: Mapping[str, Any]) -> str:

@@ -13,8 +13,8 @@ def other_code(record: Record) -> list[str]:
 
     Nothing is said of records that do not tell, and of modules that are gone.
     """
-    legs = [record.summary, *record.summary.get("resumed", ())]
-    made_by = {(module, digest) for leg in legs for module, digest in leg.get("own", {}).items()}
+    legs = [record.summary, *record.summary["resumed"]]
+    made_by = {(module, digest) for leg in legs for module, digest in leg["own"].items()}
     return sorted({module for module, digest in made_by if own_digest(module) not in (None, digest)})
 
 

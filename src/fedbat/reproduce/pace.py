@@ -48,7 +48,7 @@ class Pace:
 
     def learn(self, record: Record) -> None:
         """Remember how fast a whole run was, unless another machine may have done a part of it."""
-        if not record.summary.get("resumed"):
+        if not record.summary["resumed"]:
             self.observe(record.configuration, record.seconds / record.configuration["rounds"])
 
     def observe(self, configuration: Mapping[str, Any], seconds_per_round: float) -> None:

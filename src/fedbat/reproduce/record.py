@@ -3,8 +3,8 @@
 A record keeps every round of a run; floats are cut to four digits and layers are stored in columns, with their names in
 the summary, so that a ResNet's record takes a third of what its run wrote. Accuracies stay as they are.
 
-A record counts if it is whole, its summary agrees with its rounds, and it lies where its configuration belongs. Newer
-records also hold hashes of configuration and rounds, which the first ones do not have.
+A record counts if it is whole, its summary agrees with its rounds and with the hashes of its configuration and rounds,
+and it lies where its configuration belongs.
 """
 
 import hashlib
@@ -17,7 +17,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from fedbat.downlink import FULL
 from fedbat.errors import ConfigError, DataError
 from fedbat.experiment import Experiment
 from fedbat.figures import figures_of
@@ -104,13 +103,9 @@ class Record:
         return float(self.summary["uplink_bytes_per_client_round"] + self.summary["downlink_bytes_per_client_round"])
 
     @property
-    def total_saving(self) -> float | None:
-        """How many times less `total_bytes` is than the float32 model both ways; None if a record does not tell."""
-        if "total_saving" in self.summary:
-            return float(self.summary["total_saving"])
-        if self.summary["config"].get("down", FULL) != FULL:
-            return None
-        return float(2 * self.summary["downlink_bytes_per_client_round"] / self.total_bytes)
+    def total_saving(self) -> float:
+        """How many times less `total_bytes` is than the float32 model both ways."""
+        return float(self.summary["total_saving"])
 
     @property
     def layer_errors(self) -> list[dict[str, float]]:
@@ -147,8 +142,6 @@ class Record:
         except (KeyError, TypeError, ArithmeticError) as error:
             return [f"its rounds cannot be summed up ({error!r})"]
         told |= {"seed": self.configuration["seed"], "rounds_done": len(self.lines)}
-        if "total_bytes_per_client_round" not in summary:  # it was not in the first records
-            del told["total_bytes_per_client_round"]
         return [
             f"its {name} is {summary.get(name)}, expected {value} by its rounds"
             for name, value in told.items()
@@ -205,7 +198,6 @@ def load_record(folder: Path) -> Record:
     config = summary.get("config") if isinstance(summary, dict) else None
     if not isinstance(config, dict) or "method" not in config or "method_settings" not in summary:
         raise DataError(f"{folder} holds no record of fedbat; its summary.json has no configuration of a run")
-    summary = {"engine": None, **summary}  # the first records do not have it
     check_summary(summary, str(folder / "summary.json"))
     num_layers = len(summary["layers"]) if "layers" in summary else None
     for number, line in enumerate(lines, start=1):
@@ -219,7 +211,7 @@ def _load_valid(folder: Path) -> Record:
     faults, place = record.faults(), record.place
     if folder.absolute().parts[-len(place.parts) :] != place.parts:
         faults.append(f"its configuration is that of {place}")
-    if any(record.summary.get(name, value) != value for name, value in hashes(record.summary, folder).items()):
+    if any(record.summary.get(name) != value for name, value in hashes(record.summary, folder).items()):
         faults.append("its configuration or its rounds are not those that were published")
     if faults:
         raise DataError(f"{folder} does not count as a record: {'; '.join(faults)}; restore it or run it again")

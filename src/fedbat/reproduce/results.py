@@ -70,10 +70,9 @@ class Result:
         return statistics.fmean(record.total_bytes for record in self.records)
 
     @property
-    def saving(self) -> float | None:
-        """How many times less that is than the float32 model both ways; None if the records do not tell."""
-        known = [saving for record in self.records if (saving := record.total_saving) is not None]
-        return statistics.fmean(known) if known else None
+    def saving(self) -> float:
+        """How many times less that is than the float32 model both ways."""
+        return statistics.fmean(record.total_saving for record in self.records)
 
     @cached_property
     def by_seed(self) -> dict[int, Record]:

@@ -13,8 +13,9 @@ _SUMMARY = {
     "method_settings": (dict,),
     "machine": (dict,),
     "engine": (dict, type(None)),
+    "resumed": (list,),
 }
-_NEWER = {"layers": (list,), "resumed": (list,)}  # not in the first records
+_LEG = {"own": (dict,)}
 _LINE = {
     "round": _NUMBER,
     "accuracy": _NUMBER,
@@ -29,10 +30,10 @@ _LINE = {
 
 def check_summary(summary: Mapping[str, Any], where: str) -> None:
     """Raise DataError for a summary that cannot be used."""
-    there = {name: types for name, types in _NEWER.items() if name in summary}
-    _check(summary, _SUMMARY | there, where)
-    for leg in (summary, *summary.get("resumed", ())):
-        _check(leg, {"own": (dict,)} if "own" in leg else {}, where)
+    columns = {"layers": (list,)} if "layers" in summary else {}  # runs that are not published have reports by name
+    _check(summary, _SUMMARY | columns, where)
+    for leg in (summary, *summary["resumed"]):
+        _check(leg, _LEG, where)
 
 
 def check_line(line: Any, num_layers: int | None, where: str) -> None:

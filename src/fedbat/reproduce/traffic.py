@@ -56,5 +56,5 @@ def _row(row: Row, result: Result | None) -> list[str]:
         markdown.mean_std(result.averaged),
         *(f"{result.mean(f'{way}link_bytes_per_client_round'):,.0f}" for way in ("up", "down")),
         f"{result.traffic:,.0f}",
-        "" if result.saving is None else f"{result.saving:.1f} x",
+        f"{result.saving:.1f} x",
     ]

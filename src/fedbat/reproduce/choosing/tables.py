@@ -60,8 +60,7 @@ def _about(choices: Choices, places: Sequence[Place]) -> str:
 def _traffic(results: Sequence[Result]) -> list[str]:
     """Kilobytes up, down and both, and how many times less that is than float32 both ways."""
     sizes = [num_bytes(results, "up"), num_bytes(results, "down"), statistics.fmean(r.traffic for r in results)]
-    savings = [result.saving for result in results if result.saving is not None]
-    return [*map(kilobytes, sizes), f"{statistics.fmean(savings):.1f}x" if savings else ""]
+    return [*map(kilobytes, sizes), f"{statistics.fmean(result.saving for result in results):.1f}x"]
 
 
 def _seconds(results: Sequence[Result], rate: Rate) -> str:
