@@ -24,9 +24,10 @@ Where we depart from both:
   decide alpha.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import floor
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -146,6 +147,12 @@ class FedBAT(Method):
             codes = stochastic_codes(m, alpha, u[name], self.bits)
             parts[name] = odd_levels(codes, alpha * moved(m), self.bits)
         return parts, memory
+
+    # Nothing calls this any more; it goes with the next check on a GPU, whose digests cover this file.
+    @classmethod
+    def settings_of_record(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings under their present names: `sent` was once called `bits`."""
+        return {"sent" if value in get_args(Sent) else name: value for name, value in settings.items()}
 
     @property
     def _learns(self) -> bool:
