@@ -9,6 +9,7 @@ import torch
 from fedbat import METHODS, ConfigError, MethodError, begin, make_method
 from fedbat.binarize import mean_abs
 from fedbat.contract import check_method
+from fedbat.levels import Levels
 from fedbat.method import Forward, Method
 from fedbat.methods.ef_signsgd import EFSignSGD
 from fedbat.methods.fedbat import FedBAT
@@ -58,7 +59,9 @@ def test_a_method_that_does_as_it_says_is_left_alone():
         (encoding(lambda parts, memory: parts), "Mine.encode gave a dict, expected (parts, memory)"),
         (encoding(lambda parts, memory: (parts, None)), "gave a tuple, expected (parts, memory), two dictionaries"),
         (encoding(lambda parts, memory: ({}, memory)), "gave parts for [], expected one for each of"),
-        (encoding(lambda parts, memory: (first(parts, Dense(torch.ones(3))), memory)), "gave a Dense for"),
+        (encoding(lambda parts, memory: (first(parts, Dense(torch.ones(3))), memory)), "gave kind 0 (Dense) with"),
+        (own(kinds=(Kind(Levels, 4),), encode=lambda self, *given: make_method("fedpaq", bits=3).encode(*given)),
+         "gave kind 2 (Levels) with parameter 3 for 0.weight, expected kind 2 (Levels) with parameter 4"),
         (encoding(lambda parts, memory: (first(parts, Signs.of(torch.ones(3) > 0, torch.tensor(1.0))), memory)),
          "gave 3 values for"),
         (encoding(lambda parts, memory: (parts, {"a": 1.0})), "gave a memory with a float for a, expected tensors"),

@@ -15,6 +15,7 @@ from fedbat.errors import WireError
 from fedbat.following import HASH_BYTES, Follower, Leader, follow, max_steps, message_bytes
 from fedbat.layout import Entry, Layout, layout_of, tensors_of
 from fedbat.models import build_model
+from fedbat.wire import dense_upload_bytes, signs_upload_bytes
 from tests.reference import decode as reference
 from tests.wire_messages import reference_layout, seal
 
@@ -317,3 +318,14 @@ def test_random_bytes_are_refused(tail, steps, version):
     for raw in (tail, header + tail):
         with pytest.raises(WireError):
             leader.public.apply(raw)
+
+
+def test_steps_as_long_as_the_whole_model_are_not_kept():
+    exact = 0
+    for numel in range(1, 3000):
+        layout = Layout([Entry("w", "compress", torch.float32, torch.Size([numel]))])
+        whole = dense_upload_bytes(layout) - dense_upload_bytes(layout.rest)
+        limit, step = max_steps(layout), signs_upload_bytes(layout.compressed)
+        assert limit * step < whole <= (limit + 1) * step
+        exact += whole == (limit + 1) * step
+    assert exact

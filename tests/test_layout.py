@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedbat.errors import ConfigError, WireError
-from fedbat.layout import Entry, Layout, layout_of, tensors_of, whole_layout
+from fedbat.layout import Entry, Layout, layout_of, tensors_of, tied_names, whole_layout
 from fedbat.models import build_model
 
 
@@ -298,3 +298,11 @@ def test_a_layout_of_another_model_is_refused():
         tensors_of(nn.Linear(5, 3), layout)
     with pytest.raises(ConfigError, match=r"this model has nothing"):
         tensors_of(nn.Sequential(nn.Linear(4, 3)), layout)
+
+
+def test_a_norm_that_two_parts_share_travels_once_with_its_buffers():
+    norm = nn.BatchNorm1d(4)
+    model = nn.ModuleDict({"a": nn.Sequential(nn.Linear(3, 4), norm), "b": nn.Sequential(nn.Linear(3, 4), norm)})
+    kinds = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    assert tied_names(model) == {f"b.1.{kind}": f"a.1.{kind}" for kind in kinds}
+    assert not any(entry.name.startswith("b.1.") for entry in layout_of(model))

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedbat import METHODS, ConfigError, Payload, WireError, begin, layout_of, make_method
+from fedbat.contract import check_method
 from fedbat.experiment import Experiment
 from fedbat.layout import tensors_of
 from fedbat.method import Forward, Local, Method, Step
@@ -516,6 +517,27 @@ def test_text_keeps_every_digit_of_a_setting(value):
     """A client in Flower is given its method as text, and its server expects the very step size it gave."""
     (again,) = parse_settings(FedBAT, {"bounds" if isinstance(value, tuple) else "rho": show(value)}).values()
     assert again == value
+
+
+@pytest.mark.parametrize(
+    ("method", "sentence"),
+    [
+        (
+            lambda: METHODS["zerofl"](sparse_first_layer="no"),
+            "ZeroFL's sparse_first_layer is 'no' .str., expected on or",
+        ),
+        (lambda: METHODS["ef-signsgd"](memory=1), "EFSignSGD's memory is 1 .int., expected on or off"),
+        (lambda: FedBAT(bounds=[5e-4, 5e-2]), r"FedBAT's bounds is \[.*list., expected number,number or off"),
+    ],
+)
+def test_settings_of_another_type_are_refused_before_training(method, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        check_method(method())
+
+
+def test_a_method_is_made_by_name_with_settings_of_either_form():
+    assert make_method("fedbat", rho=4) == make_method("fedbat", {"rho": "4"}) == FedBAT(rho=4.0)
+    assert make_method("fedbat", {"rho": 4}, phi=0.1) == FedBAT(rho=4.0, phi=0.1)
 
 
 def test_settings_of_your_own_methods_are_read_by_their_types():

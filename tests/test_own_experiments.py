@@ -55,9 +55,9 @@ def test_the_page_runs_on_the_command_line_and_from_python(mine):
     assert summary["config"]["dataset"] == "mine:stripes" and summary["config"]["model"] == "mine:small"
     assert summary["best_accuracy"] > 0.4  # a quarter is chance
     (mine / "script.py").write_text(SCRIPT)
-    lines = run_python("script.py").splitlines()
-    assert [line.split()[0] for line in lines] == ["0", "6"]
-    assert all(len(json.loads(line.split(" ", 1)[1])) == 5 for line in lines)
+    lines = [line.split() for line in run_python("script.py").splitlines()]
+    assert [(line[0], line[1]) for line in lines] == [(rho, str(round_)) for rho in "06" for round_ in range(5)]
+    assert all(0 < float(accuracy) < 1 and int(up) > 0 for _, _, accuracy, up in lines)
 
 
 def recorded(folder):
@@ -344,7 +344,7 @@ def test_settings_that_would_not_count_are_refused(kind, message):
     ("method", "message"),
     [
         (Forgetful(), r"Forgetful.encode gave parts for \['3.weight'\], expected one for each of \['0"),
-        (Mistaken(), r"Mistaken.encode gave a Dense for 0.weight, expected kind .*Signs"),
+        (Mistaken(), r"Mistaken.encode gave kind 0 .Dense. with parameter 0 for 0.weight, expected kind .*Signs"),
     ],
 )  # fmt: skip
 def test_who_writes_a_method_is_told_what_it_gave(method, message):

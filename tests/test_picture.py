@@ -7,7 +7,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
-from fedbat.data.picture import _SHADES, draw_partition
+from fedbat.plots.partition import _SHADES, draw_partition
 
 
 def darkest(path):
@@ -30,6 +30,12 @@ def test_zero_is_blank_and_more_is_darker(tmp_path):
     row = pixels[round(np.median(dark[:, 0]) * len(pixels))]
     first, second, third = (row[round(share * len(row))] for share in (0.08, 0.33, 0.58))  # left of the numbers
     assert first.sum() < third.sum() < second.sum() == 3
+
+
+def test_the_same_split_gives_the_same_file(tmp_path):
+    for name in ("a", "b"):
+        draw_partition(np.diag([50, 50]), "diagonal", tmp_path / f"{name}.svg")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
 @pytest.mark.parametrize(("num_clients", "num_classes"), [(1, 2), (10, 10), (30, 100), (200, 100)])

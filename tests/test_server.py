@@ -210,3 +210,42 @@ def test_weights_that_a_method_sends_are_changes_of_the_rounded_model(rng):
     mean = payload.parts["weight"].unpack().view(30, 40)
     assert (server._true["weight"] - mean).abs().max() <= 3 * torch.finfo(torch.bfloat16).eps
     assert exact._true["weight"] is exact._live["weight"]
+
+
+def test_a_round_whose_sum_overflows_is_forgotten_and_the_next_one_counts(rng):
+    model = small()
+    layout = layout_of(model)
+    before = {name: x.clone() for name, x in tensors_of(model, layout).items()}
+    server = Server(make_method("signsgd"), model)
+    hostile, good = random_payload(layout, rng), random_payload(layout, rng)
+    hostile.rest["1.bias"].fill_(3e38)
+    server.add(hostile.to_bytes(), weight=1000)
+    with pytest.raises(MethodError, match=r"would bring NaN or infinity into 1\.bias; the model is as it was"):
+        server.step()
+    assert all(torch.equal(x, before[name]) for name, x in tensors_of(model, layout).items())
+    server.add(good.to_bytes(), weight=1)
+    server.step()
+    torch.testing.assert_close(model[1].bias, before["1.bias"] + good.rest["1.bias"])
+
+
+def test_an_infinity_that_was_in_the_model_stays():
+    model = small()
+    model.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+    server = Server(make_method("signsgd"), model)
+    optimizer = torch.optim.SGD((net := copy.deepcopy(model)).parameters(), lr=0.1)
+    with begin(make_method("signsgd"), net, optimizer, 1) as local:
+        net(torch.randn(4, 9)).sum().backward()
+        optimizer.step()
+        server.add(local.finish().to_bytes(), weight=1)
+    server.step()
+    assert model.mask.tolist() == [0.0, float("-inf")]
+
+
+def test_the_model_to_test_has_the_weights_of_the_method_and_is_a_copy():
+    model = nn.Sequential(nn.Linear(40, 30), nn.BatchNorm1d(30), nn.Linear(30, 3))
+    server = Server(make_method("zerofl", sparsity=0.9), model)
+    tested = server.model_to_test()
+    kept = tested[2].weight != 0
+    assert kept.sum() == 9 and torch.equal(tested[2].weight[kept], model[2].weight[kept])
+    assert torch.equal(tested[1].weight, model[1].weight) and (model[2].weight != 0).all()
+    assert torch.equal(Server(make_method("fedbat"), model).model_to_test()[0].weight, model[0].weight)

@@ -9,7 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import fedbat
 from fedbat import METHODS, ConfigError, DataError, Payload, WireError
+from fedbat.data import dataset_of
 from fedbat.engine.sequential import SequentialEngine
 from fedbat.experiment import Experiment, prepare
 from fedbat.records import RunRecord
@@ -34,7 +36,7 @@ class Spy(SequentialEngine):
 
     def __init__(self, federation):
         super().__init__(federation)
-        self.batches, self.uploads, self.memories = [], [], []
+        self.batches, self.uploads, self.memories, self.reports = [], [], [], []
 
     def _batches(self, round_, client):
         for x, y in super()._batches(round_, client):
@@ -45,6 +47,7 @@ class Spy(SequentialEngine):
         self.memories.append({k: {n: t.clone() for n, t in v.items()} for k, v in memories.items()})
         for result in super().train(w, round_, clients, memories):
             self.uploads.append(result.upload)
+            self.reports.append(result.layers)
             yield result
 
 
@@ -207,7 +210,8 @@ def test_record_is_complete_and_true(tmp_path):
     ],
 )
 def test_a_setting_is_recorded_where_the_partition_uses_it(partition, expected):
-    found = Experiment(partition=partition, beta=0.7).resolved()
+    beta = 0.7 if expected[0] else None
+    found = Experiment(partition=partition, beta=beta).resolved()
     assert (found.beta, found.labels, found.samples) == expected
     assert found.resolved() == found
 
@@ -254,3 +258,42 @@ def test_diverged_training_is_said_with_round_and_client():
 def test_impossible_experiments_say_got_expected_fix(changes, error, message):
     with pytest.raises(error, match=message):
         prepare(sample("fedbat", **changes) if "method" not in changes else dataclasses.replace(SMALL, **changes))
+
+
+def test_a_setting_that_the_partition_would_ignore_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"--beta is 0\.5, but --partition iid does not use it; drop it, or choose dir"
+    ):
+        Experiment(partition="iid", beta=0.5)
+
+
+def test_data_of_another_name_than_the_experiments_are_refused():
+    images = torch.zeros(20, 1, 28, 28, dtype=torch.uint8)
+    own = dataset_of(images, torch.arange(20) % 4, images[:4], torch.arange(4))
+    with pytest.raises(ConfigError, match="data is 'own', but dataset is 'fmnist-mini', which the record would name"):
+        prepare(SMALL, data=own)
+
+
+def test_the_papers_resnets_are_trained_twice_as_long_whatever_others_are_called():
+    rounds_of = {name: Experiment(model=name).resolved().rounds for name in ("cnn", "resnet10", "resnets:tiny")}
+    assert rounds_of == {"cnn": 100, "resnet10": 200, "resnets:tiny": 100}
+
+
+def test_simulate_yields_what_an_engine_made_by_hand_would():
+    experiment = sample("fedbat")
+    _, _, expected, state = run(experiment)
+    found = list(fedbat.simulate(experiment, engine="sequential"))
+    assert [(r.accuracy, r.loss, r.uplink_bytes) for r, _ in found] == [
+        (r.accuracy, r.loss, r.uplink_bytes) for r in expected
+    ]
+    assert all(torch.equal(x, state.w[name]) for name, x in found[-1][1].w.items())
+
+
+def test_a_rounds_reports_are_means_over_its_clients():
+    _, engine, (first, _), _ = run(sample("fedbat"))
+    assert len(engine.reports) == 8
+    for name, report in first.layers.items():
+        one_each = [reports[name] for reports in engine.reports[:4]]
+        for figure in report._fields:
+            assert getattr(report, figure) == pytest.approx(sum(getattr(r, figure) for r in one_each) / 4)
+    assert len({report.clipped for reports in engine.reports for report in reports.values()}) > 8

@@ -11,7 +11,8 @@ from fedbat import METHODS, Aggregator, ConfigError, MethodError, Payload, Serve
 from fedbat.layout import tensors_of
 from fedbat.method import Method
 from fedbat.methods.fedbat import FedBAT
-from fedbat.parts import Dense
+from fedbat.parts import Dense, Signs
+from fedbat.training import layer_reports, measure_layers
 from tests.local_training import (
     OPTIMIZERS,
     RecordedNoise,
@@ -292,3 +293,12 @@ def test_num_steps_must_be_positive():
     for wrong in (0, 1.5, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match=f"num_steps={wrong}"):
             begin(FedBAT(), model, torch.optim.SGD(model.parameters(), lr=0.1), wrong)
+
+
+def test_a_report_counts_what_lies_beyond_the_reach():
+    m = torch.tensor([0.5, -3.0, 1.5, 0.0, 2.5])
+    part = Signs.of(m > 0, torch.tensor(2.0))
+    (report,) = layer_reports({"a": part}, measure_layers({"a": m}, {"a": part.unpack()}, {"a": part})).values()
+    error = (part.unpack() - m).norm() / m.norm()
+    assert report.clipped == pytest.approx(2 / 5) and report.step == 2.0
+    assert report.relative_error == pytest.approx(error.item())

@@ -2,9 +2,11 @@
 
 On a client: `local = begin(method, model, optimizer, num_steps)`, train as usual, `local.finish().to_bytes()`.
 On the server: `server = Server(method, model)`, `server.add(raw, weight)`, `server.step()`.
+All of it on one machine: `for round_, state in simulate(Experiment(method="fedbat"))`.
 """
 
 from fedbat.errors import ConfigError, DataError, DivergedError, FedbatError, MethodError, WireError
+from fedbat.experiment import Experiment
 from fedbat.layout import Layout, layout_of
 from fedbat.method import Method
 from fedbat.methods import METHODS, make_method
@@ -20,6 +22,7 @@ from fedbat.methods.noisy_signsgd import NoisySignSGD
 from fedbat.methods.signsgd import SignSGD
 from fedbat.methods.stoc_signsgd import StocSignSGD
 from fedbat.methods.zerofl import ZeroFL
+from fedbat.run import simulate
 from fedbat.server import Aggregator, Server
 from fedbat.streams import UniformNoise
 from fedbat.training import LocalTraining, Upload, begin
@@ -36,6 +39,7 @@ __all__ = [
     "DataError",
     "DivergedError",
     "EFSignSGD",
+    "Experiment",
     "FedAvg",
     "FedBAT",
     "FedMRN",
@@ -57,4 +61,5 @@ __all__ = [
     "begin",
     "layout_of",
     "make_method",
+    "simulate",
 ]

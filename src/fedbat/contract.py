@@ -7,8 +7,8 @@ import torch
 
 from fedbat.errors import ConfigError, MethodError
 from fedbat.method import Forward, Local, Method
-from fedbat.parts import Part
-from fedbat.settings import check_defaults
+from fedbat.parts import Kind, Part
+from fedbat.settings import check_defaults, check_types
 from fedbat.streams import Noise, Tensors
 
 
@@ -18,6 +18,7 @@ def check_method(method: Method) -> None:
         what = method if isinstance(method, type | str) else type(method)
         raise ConfigError(f"method is {what!r}, expected an instance such as fedbat.FedBAT()")
     check_class(type(method))
+    check_types(method, lambda name: f"{type(method).__name__}'s {name}")
 
 
 def check_class(kind: type[Method]) -> None:
@@ -78,9 +79,9 @@ def _check_parts(who: str, method: Method, parts: Mapping[str, Part], w: Tensors
     if parts.keys() != w.keys():
         raise MethodError(f"{who} gave parts for {list(parts)}, expected one for each of {list(w)}")
     for layer, part in parts.items():
-        if not isinstance(part, tuple(kind.part for kind in method.kinds)):
+        if not isinstance(part, Part) or not any(kind.fits(part.record()) for kind in method.kinds):
             raise MethodError(
-                f"{who} gave {_what(part)} for {layer}, expected kind {kinds}; correct `kinds` or `encode`"
+                f"{who} gave {_sort(part)} for {layer}, expected kind {kinds}; correct `kinds` or `encode`"
             )
         if part.numel != w[layer].numel():
             raise MethodError(f"{who} gave {part.numel} values for {layer}, expected {w[layer].numel()}")
@@ -96,6 +97,10 @@ def check_steps(method: Method, steps: Mapping[str, float | None]) -> None:
                 f"{type(method).__name__}.encode gave {layer} the step size {step:g}, outside its step_bounds from "
                 f"{bounds[0]:g} to {bounds[1]:g}; correct one of them"
             )
+
+
+def _sort(value: Any) -> str:
+    return f"kind {Kind(type(value), value.record().parameter)}" if isinstance(value, Part) else _what(value)
 
 
 def _what(value: Any) -> str:

@@ -14,6 +14,7 @@ from torch import nn
 from fedbat.averaging import check_average
 from fedbat.data import (
     MIN_VIRTUAL_SAMPLES,
+    SETTINGS,
     Dataset,
     Split,
     check_dataset,
@@ -21,13 +22,14 @@ from fedbat.data import (
     partition,
     scheme_of,
     spec_of,
+    users_of,
 )
 from fedbat.downlink import FULL, check_downlink
 from fedbat.errors import ConfigError
 from fedbat.layout import Layout, layout_of
 from fedbat.method import Method
 from fedbat.methods import make_method, method_kind
-from fedbat.models import INITS, build_model, default_init
+from fedbat.models import INITS, build_model, default_init, default_rounds
 from fedbat.settings import check_types, show
 from fedbat.streams import stream, stream_seed
 
@@ -107,6 +109,13 @@ class Experiment:
             raise ConfigError(f"--lr is {self.lr}, expected a positive number; the paper uses 0.1")
         if self.partition_seed >= 2**32:
             raise ConfigError(f"--partition-seed is {self.partition_seed}, expected a whole number below 2^32")
+        for name in SETTINGS:
+            value, users = getattr(self, name), users_of(name)
+            if value is not None and self.partition not in users:  # whoever gives one means another partition
+                raise ConfigError(
+                    f"{_flag(name)} is {value}, but --partition {self.partition} does not use it; "
+                    f"drop it, or choose {' or '.join(users)}"
+                )
         check_downlink(self.down)
         check_average(self.average)
         make_method(self.method, self.settings)
@@ -144,7 +153,7 @@ class Experiment:
             settings={name: show(value) for name, value in self.settings.items()},
             model=model,
             init=self.init or default_init(model),
-            rounds=self.rounds or (200 if model.startswith("resnet") else 100),
+            rounds=self.rounds or default_rounds(model),
             beta=used("beta", spec.default_beta),
             labels=used("labels", spec.default_labels),
             samples=used("samples", MIN_VIRTUAL_SAMPLES),
@@ -154,7 +163,7 @@ class Experiment:
 def split_of(config: Mapping[str, Any]) -> str:
     """How a configuration splits the data, such as `dirichlet beta=0.3` or `labels=3`."""
     kind = config["partition"]
-    used = {name: config[name] for name in ("beta", "labels", "samples") if config.get(name) is not None}
+    used = {name: config[name] for name in SETTINGS if config.get(name) is not None}
     named = [f"{name}={show(value)}" for name, value in used.items()]
     return " ".join(named if kind in used else [kind, *named])
 
@@ -195,6 +204,11 @@ def prepare(experiment: Experiment, data_root: Path | None = None, data: Dataset
     experiment = experiment.resolved()
     assert experiment.model is not None
     data = data or load_dataset(experiment.dataset, data_root)
+    if data.spec.name != spec_of(experiment.dataset).name:
+        raise ConfigError(
+            f"data is {data.spec.name!r}, but dataset is {experiment.dataset!r}, which the record would name; give the "
+            "experiment the name of its data, for your own that of the function that makes them"
+        )
     split = partition(
         experiment.partition,
         data.y_train.numpy(),

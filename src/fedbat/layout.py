@@ -130,10 +130,10 @@ def whole_layout(model: nn.Module, layout: Layout) -> Layout:
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """The other names of tied parameters, each with the name under which it travels."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    everything = model.named_parameters(remove_duplicate=False)
-    return {name: names[id(parameter)] for name, parameter in everything if name != names[id(parameter)]}
+    """The other names of tied tensors, each with the name under which it travels."""
+    names = {id(tensor): name for name, tensor, _ in _tensors_with_default_role(model)}
+    everything = model.state_dict(keep_vars=True).items()
+    return {name: names[id(tensor)] for name, tensor in everything if names.get(id(tensor), name) != name}
 
 
 def tensors_of(model: nn.Module, layout: Layout) -> Tensors:

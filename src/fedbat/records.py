@@ -238,7 +238,7 @@ def summarize(federation: Federation, rounds: list[Round]) -> dict[str, Any]:
         return asked
     num_parameters = federation.num_parameters
     num_compressed = sum(entry.numel for entry in federation.layout.compressed)
-    figures = figures_of([round_line(round_) for round_ in rounds], num_parameters, num_compressed)
+    figures = figures_of(list(map(_without_layers, rounds)), num_parameters, num_compressed)
     whole = whole_bytes(federation.layout)
     return {
         **asked,
@@ -252,12 +252,15 @@ def summarize(federation: Federation, rounds: list[Round]) -> dict[str, Any]:
 
 def round_line(round_: Round) -> dict[str, Any]:
     """One line of rounds.jsonl; rounds count from 1 there."""
-    line = {field.name: getattr(round_, field.name) for field in dataclasses.fields(round_)}
-    layers = {name: report._asdict() for name, report in round_.layers.items()}
+    return {**_without_layers(round_), "layers": {name: report._asdict() for name, report in round_.layers.items()}}
+
+
+def _without_layers(round_: Round) -> dict[str, Any]:
+    line = {field.name: getattr(round_, field.name) for field in dataclasses.fields(round_) if field.name != "layers"}
     for key in OTHERS:  # only where there is such a model
         found = line.pop(key)
         line |= {key: found._asdict()} if found else {}
-    return {"round": line.pop("index") + 1, **line, "layers": layers}
+    return {"round": line.pop("index") + 1, **line}
 
 
 def _line(round_: Round) -> str:

@@ -1,24 +1,36 @@
-"""A run with its record: begun or continued, checkpointed as it goes, stopped at any time without loss."""
+"""Whole runs: without a trace, or with a record, checkpointed as they go and stopped at any time without loss."""
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 
 from fedbat.checkpoint import Checkpoint, has_checkpoint, remove_checkpoint
+from fedbat.engine import make_engine
 from fedbat.engine.base import Engine
+from fedbat.engine.cuda import Precision
 from fedbat.errors import ConfigError, DataError
-from fedbat.experiment import Federation
+from fedbat.experiment import Experiment, Federation, prepare
 from fedbat.lock import locked
 from fedbat.memories import Memories, half_of_ram
 from fedbat.records import RunRecord, is_begun, is_finished, read_experiment, read_summary
-from fedbat.simulation import Round, initial_state, rounds
+from fedbat.simulation import Round, State, initial_state, rounds
 
 CHECKPOINT_SECONDS = 20.0  # between two checkpoints; a round on a GPU takes a fifth of a second
 
 
 class Stop(Exception):
     """Raised by a callback to interrupt its run, which can be continued."""
+
+
+def simulate(
+    experiment: Experiment, engine: str = "auto", precision: Precision = "fp32"
+) -> Iterator[tuple[Round, State]]:
+    """The rounds of an experiment one by one, each with the state after it; nothing is written to disk."""
+    federation = prepare(experiment)
+    with closing(make_engine(federation, engine, precision=precision)) as made:
+        yield from rounds(federation, made, initial_state(federation))
 
 
 def run_recorded(

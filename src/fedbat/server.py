@@ -1,5 +1,6 @@
 """The server's side of a round: decode one upload, add it, forget it. More clients take no more memory."""
 
+import copy
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -114,6 +115,10 @@ def _parts_on(device: torch.device, parts: Mapping[str, Part]) -> dict[str, Part
     return {name: replace(part, **moved[name]) for name, part in parts.items()}  # type: ignore[type-var]
 
 
+def _is_finite(x: Tensor) -> bool:
+    return bool(torch.isfinite(x).all())
+
+
 class Server:
     """A model that learns from uploads: `add(raw, weight=num_samples)` for each upload of a round, then `step()`.
 
@@ -138,14 +143,30 @@ class Server:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Apply the mean of the uploads added since the last step to the model."""
+        """Apply the mean of the uploads added since the last step to the model; if it is not finite, forget them."""
         with _ADDING:
             self._look()
-            for name, value in self._round.result().items():
+            found = self._round.result()
+            broken = [name for name, x in found.items() if not _is_finite(x) and _is_finite(self._true[name])]
+            for name, value in () if broken else found.items():
                 self._live[name].copy_(value)
                 if self._true[name] is not self._live[name]:
                     self._true[name] = value
             self._begin_round()
+        if broken:
+            raise MethodError(
+                f"this round's uploads would bring NaN or infinity into {broken[0]}; the model is as it was and the "
+                "uploads are forgotten: go on with the next round, or limit what clients may send"
+            )
+
+    def model_to_test(self) -> nn.Module:
+        """A copy of the model with the weights that the method tests with: ZeroFL's are sparse, BiFL's binary."""
+        model = copy.deepcopy(self._model)
+        tensors = tensors_of(model, self.layout)
+        with torch.no_grad():
+            for name, value in self.method.evaluate({e.name: tensors[e.name] for e in self.layout.compressed}).items():
+                tensors[name].copy_(value)
+        return model
 
     def _look(self) -> None:
         """Take in the model as it is now: others may write into its tensors, or give it new ones (`model.to`)."""

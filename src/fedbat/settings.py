@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from traceback import extract_tb
 from types import NoneType, UnionType
@@ -50,9 +51,19 @@ def closest(name: str, choices: Iterable[str]) -> str:
 
 def is_a(hint: Any, value: object) -> bool:
     """Whether the value is of this type; a whole number also counts as a number, True and False as neither."""
-    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    kinds = tuple(get_origin(option) or option for option in options)
-    return isinstance(value, (*kinds, int) if float in kinds else kinds) and (type(value) is not bool or bool in kinds)
+    origin, options = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(is_a(option, value) for option in options)
+    if origin is Literal:
+        return value in options
+    if origin is tuple and ... not in options:
+        return isinstance(value, tuple) and len(value) == len(options) and all(map(is_a, options, value))
+    kind = origin or hint
+    if kind is Any or not isinstance(kind, type):  # of a user's own
+        return True
+    if type(value) is bool:
+        return kind in (bool, object)
+    return isinstance(value, (int, float) if kind is float else kind)
 
 
 def check_range(name: str, value: float, low: float, high: float, hint: str, *, open_low: bool = False) -> None:
@@ -174,9 +185,17 @@ def _values(hint: Any) -> str:
 
 def check_types(config: Any, shown: Callable[[str], str]) -> None:
     """Refuse a dataclass with a field that is not of its annotated type; `shown` gives the name that users know."""
-    for name, hint in get_type_hints(type(config)).items():
+    kind: object = type(config)
+    for name, hint in _hints(kind).items():
         if not is_a(hint, value := getattr(config, name)):
             raise ConfigError(f"{shown(name)} is {value!r} ({type(value).__name__}), expected {_values(hint)}")
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields, which take long to work out."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def _default(field: "dataclasses.Field[Any]") -> Any:

@@ -50,7 +50,7 @@ def asks_for_experiment(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def asked(**given: Any) -> None:
-        base = options.check_partition(Experiment(**{name: given.pop(name) for name in shared}))
+        base = Experiment(**{name: given.pop(name) for name in shared})
         how = {name: given.pop(name) for name in _RUN_OPTIONS}
         how["memory_budget"] = options.num_bytes(how["memory_budget"])
         check_engine(how["engine"], how["device"], how["precision"])

@@ -18,12 +18,11 @@ from fedbat.cli.options import (
     PartitionSeed,
     Samples,
     check_file,
-    check_partition,
     console,
     say,
 )
-from fedbat.data import DATASETS, draw_partition
-from fedbat.data.picture import count_labels
+from fedbat.data import DATASETS
+from fedbat.data.counts import count_labels
 from fedbat.experiment import Experiment, prepare
 from fedbat.method import Method
 from fedbat.methods import METHODS, make_method
@@ -101,6 +100,8 @@ def data_show(
 
       fedbat data show --partition labels --clients 20 --out labels.png
     """
+    from fedbat.plots.partition import draw_partition  # matplotlib is slow to import
+
     check_file(out, ".png", ".svg", ".pdf")
     experiment = Experiment(
         dataset=dataset,
@@ -112,7 +113,7 @@ def data_show(
         samples=samples,
         partition_seed=partition_seed,
     )
-    federation = prepare(check_partition(experiment))
+    federation = prepare(experiment)
     data = federation.data
     counts = count_labels(federation.split, data.y_train.numpy(), data.spec.num_classes)
     shown = len(counts)

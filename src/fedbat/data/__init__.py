@@ -12,14 +12,15 @@ from fedbat.data.datasets import (
 )
 from fedbat.data.partition import (
     PARTITIONS,
+    SETTINGS,
     partition,
     partition_dirichlet,
     partition_iid,
     partition_labels,
     partition_labels_balanced,
     scheme_of,
+    users_of,
 )
-from fedbat.data.picture import draw_partition
 from fedbat.data.population import MIN_VIRTUAL_SAMPLES, Population, Split
 from fedbat.data.transforms import augment, normalize
 
@@ -27,6 +28,7 @@ __all__ = [
     "DATASETS",
     "MIN_VIRTUAL_SAMPLES",
     "PARTITIONS",
+    "SETTINGS",
     "Dataset",
     "Population",
     "Spec",
@@ -34,7 +36,6 @@ __all__ = [
     "augment",
     "check_dataset",
     "dataset_of",
-    "draw_partition",
     "load_dataset",
     "normalize",
     "partition",
@@ -45,4 +46,5 @@ __all__ = [
     "read_dataset",
     "scheme_of",
     "spec_of",
+    "users_of",
 ]

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path, PurePosixPath
-from typing import Protocol
-
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from typing import TYPE_CHECKING, Protocol
 
 from fedbat.errors import DataError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 
 class Source(Protocol):
@@ -136,6 +136,8 @@ def download(remote: Remote, folder: Path) -> None:
     Every file appears there complete and checked or not at all, even when two processes download at once.
     """
     import pooch  # most runs download nothing
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     folder.mkdir(parents=True, exist_ok=True)
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
@@ -157,7 +159,7 @@ def download(remote: Remote, folder: Path) -> None:
 class _Bar:
     """What pooch asks of a progress bar (tqdm's interface), on rich."""
 
-    def __init__(self, progress: Progress, name: str) -> None:
+    def __init__(self, progress: "Progress", name: str) -> None:
         self._progress = progress
         self._task = progress.add_task(name, total=None)
 

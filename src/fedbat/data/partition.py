@@ -22,6 +22,7 @@ Indices = NDArray[np.int64]
 
 MIN_SAMPLES = 10  # per client in the Dirichlet partition, as in NIID-Bench
 MAX_DRAWS = 1000
+SETTINGS = ("beta", "labels", "samples")
 
 
 class Dealt(list[Indices]):
@@ -37,7 +38,7 @@ class Scheme(NamedTuple):
     """A way to split."""
 
     split: Callable[..., Split]  # called with labels, clients, seed and the settings it uses
-    uses: tuple[str, ...] = ()  # which of beta, labels and samples
+    uses: tuple[str, ...] = ()  # which of SETTINGS
 
 
 def partition(
@@ -51,7 +52,7 @@ def partition(
 ) -> Split:
     """Split by a partition's name; each partition uses the settings it needs, and 1234 is the authors' seed."""
     scheme = scheme_of(name)
-    settings = {"beta": beta, "labels": labels_per_client, "samples": samples}
+    settings = dict(zip(SETTINGS, (beta, labels_per_client, samples), strict=True))
     return scheme.split(labels, num_clients, seed, *(settings[setting] for setting in scheme.uses))
 
 
@@ -69,6 +70,11 @@ def scheme_of(name: str) -> Scheme:
         return Scheme(partial(_own_split, name, imported(name)))
     except ImportError as error:
         raise ConfigError(f"unknown partition {name!r} ({error}); {choices}") from None
+
+
+def users_of(setting: str) -> list[str]:
+    """The partitions that use a setting."""
+    return [name for name, scheme in PARTITIONS.items() if setting in scheme.uses]
 
 
 def _own_split(

@@ -55,10 +55,10 @@ def method_kind(name: str) -> type[Method]:
     return kind
 
 
-def make_method(name: str, settings: Mapping[str, Any] | None = None) -> Method:
-    """Make a method with settings as text or values, such as {"rho": "6"} or {"rho": 6}."""
+def make_method(name: str, settings: Mapping[str, Any] | None = None, **more: Any) -> Method:
+    """Make a method; settings are text or values, {"rho": "6"} or rho=6."""
     kind = method_kind(name)
-    return kind(**parse_settings(kind, settings or {}))
+    return kind(**parse_settings(kind, {**(settings or {}), **more}))
 
 
 def method_name(method: Method) -> str:

@@ -34,6 +34,11 @@ def default_init(name: str) -> str:
     return "normal" if name in MODELS else "own"
 
 
+def default_rounds(name: str) -> int:
+    """The paper trains its ResNets twice as long as its CNN."""
+    return 200 if MODELS.get(name) in (resnet10, resnet10_narrow) else 100
+
+
 def build_model(
     name: str, shape: tuple[int, int, int], num_classes: int, seed: int, init: str | None = None
 ) -> nn.Module:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbat.data import DATASETS, PARTITIONS, load_dataset, partition
-from fedbat.data.picture import count_labels, sizes_in_words
+from fedbat.data.counts import count_labels, sizes_in_words
 from fedbat.errors import FedbatError
 
 

@@ -1,30 +1,21 @@
-"""Which client holds what, as numbers, in words and as a picture."""
+"""Which client holds what, as a picture."""
 
 from pathlib import Path
 
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from numpy.typing import NDArray
 
-from fedbat.data.formats import Labels
-from fedbat.data.population import Split
+from fedbat.data.counts import sizes_in_words
+from fedbat.plots.canvas import save
+from fedbat.plots.styles import INK
 
-MOST_SHOWN = 500  # clients; more could not be told apart
-_INK, _PALE = "#1f2933", "#9aa5b1"
+_FRAME = "#9aa5b1"
 _SHADES = ["#e3edf7", "#7fb0d8", "#2b6cb0", "#173a5e"]
 _TEXT_ROWS, _TEXT_COLUMNS = 32, 16  # with more, numbers would be too small to read
-
-
-def count_labels(split: Split, labels: Labels, num_classes: int) -> NDArray[np.int64]:
-    """How many samples of each class the clients hold, [clients, classes]; only the first if there are many."""
-    shown = range(min(len(split), MOST_SHOWN))
-    return np.stack([np.bincount(labels[split[client]], minlength=num_classes) for client in shown])
-
-
-def sizes_in_words(counts: NDArray[np.int64]) -> str:
-    """How many samples these clients hold, in total and each."""
-    sizes = counts.sum(axis=1)
-    spread = f"{sizes.min():,} to {sizes.max():,}, median {np.median(sizes):,.0f}"
-    return f"{sizes.sum():,} samples; per client {spread}"
 
 
 def draw_partition(counts: NDArray[np.int64], title: str, path: Path) -> None:
@@ -33,12 +24,6 @@ def draw_partition(counts: NDArray[np.int64], title: str, path: Path) -> None:
     A cell's shade is its count on a square-root scale, or else a few large cells would bleach all others; white
     is exactly zero. The bars on the right are the clients' sizes. In small pictures the numbers are written in.
     """
-    # matplotlib is slow to import; its object API leaves the user's pyplot figures and backend alone
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
-
     num_clients, num_classes = counts.shape
     few_clients = num_clients <= _TEXT_ROWS
     few_cells = few_clients and num_classes <= _TEXT_COLUMNS
@@ -61,21 +46,21 @@ def draw_partition(counts: NDArray[np.int64], title: str, path: Path) -> None:
 
     if few_clients:
         for client, size in enumerate(sizes):
-            bars.text(size, client, f" {size:,}", va="center", fontsize=8, color=_INK)
+            bars.text(size, client, f" {size:,}", va="center", fontsize=8, color=INK)
     if few_cells:
         for client, label in np.argwhere(counts):
             count = counts[client, label]
-            color = "white" if image.norm(count) > 0.55 else _INK
+            color = "white" if image.norm(count) > 0.55 else INK
             cells.text(label, client, f"{count:,}", ha="center", va="center", fontsize=7, color=color)
     else:
         colorbar = figure.colorbar(image, ax=bars, label="samples of one class", fraction=0.2, aspect=40)
         colorbar.outline.set_visible(False)
-        colorbar.ax.tick_params(length=0, labelsize=8, colors=_INK)
+        colorbar.ax.tick_params(length=0, labelsize=8, colors=INK)
 
     for axes in (cells, bars):
-        axes.tick_params(length=0, labelsize=8, colors=_INK)
+        axes.tick_params(length=0, labelsize=8, colors=INK)
         axes.spines[:].set_visible(False)
-    cells.spines[:].set(visible=True, color=_PALE)
+    cells.spines[:].set(visible=True, color=_FRAME)
     cells.set(xlabel="class", ylabel="client")
     cells.xaxis.set_major_locator(MaxNLocator(20, integer=True, min_n_ticks=1))
     cells.yaxis.set_major_locator(MaxNLocator(_TEXT_ROWS, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
@@ -83,6 +68,6 @@ def draw_partition(counts: NDArray[np.int64], title: str, path: Path) -> None:
     bars.set(xlabel="samples")
     bars.xaxis.set_major_locator(MaxNLocator(3, integer=True))
     bars.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    figure.suptitle(title, color=_INK)
-    cells.set_title(sizes_in_words(counts), loc="left", fontsize=9, color=_INK)
-    figure.savefig(path)
+    figure.suptitle(title, color=INK)
+    cells.set_title(sizes_in_words(counts), loc="left", fontsize=9, color=INK)
+    save(figure, [path])
