@@ -54,7 +54,8 @@ def test_an_example_by_hand():
     found = line([0, 7], [2_500_000, 2_500_000], [500_000, 500_000], [2.0, 1.0], server=0.25)
     assert price([found], slow) == [pytest.approx(Times(0.02, 2.0, 1.5, 2.0, 0.25))]
     assert price([found], dataclasses.replace(slow, clients={}))[0].total == pytest.approx(5.1 + 0.25)
-    assert price([found], dataclasses.replace(slow, seconds=10.0))[0].computing == 10.0
+    given = price([found], dataclasses.replace(slow, seconds=10.0))[0]
+    assert given.computing == 10.0 and given.server == 0.0  # what was measured on other machines does not count
 
 
 @given(clients, rates, rates, st.floats(1, 100), st.floats(0, 1e3))
@@ -104,6 +105,13 @@ def test_what_a_record_does_not_tell_apart_is_shared_equally():
     assert price(silent, Link(Rate(8, 8))) == price(old, Link(Rate(8, 8)))
 
 
+def test_the_target_is_reached_when_clients_hold_a_model_that_does():
+    lines = [
+        line([0], [3], [1], [1.0], accuracy=a) | {"received": {"accuracy": b}} for a, b in ((0.9, 0.2), (0.3, 0.8))
+    ]
+    assert costs_to(0.8, lines, price(lines, NOTHING)) == (2, 8, 2.0)
+
+
 def test_costs_are_those_up_to_the_first_round_that_reaches_the_target():
     lines = [line([0], [3], [1], [1.0], accuracy=a) for a in (0.2, 0.6, 0.5, 0.9)]
     times = price(lines, NOTHING)
@@ -137,6 +145,10 @@ def test_what_is_written_is_what_is_read(tmp_path):
     path.write_text("client,up,down\n0,1,8\n4, 2.5, 16\n")
     assert parse_link(str(path)) == Link(None, {0: Rate(1, 8), 4: Rate(2.5, 16)})
     assert parse_link(f"{path},up=5,down=6").rate(1) == Rate(5, 6)
+    everywhere = parse_link(f"{path},latency=40")
+    assert everywhere == Link(None, {0: Rate(1, 8, 40), 4: Rate(2.5, 16, 40)})
+    path.write_bytes("\ufeffclient,up,down\r\n0,1,8\r\n4,2.5,16\r\n\r\n".encode())  # a spreadsheet's
+    assert parse_link(f"{path},latency=40") == everywhere
     path.write_text("client,up,down,latency\n0,1,8,100\n")
     link = parse_link(f"{path},compute=2x")
     assert link.rate(0) == Rate(1, 8, 100) and link.factor == 2

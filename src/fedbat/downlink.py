@@ -104,6 +104,11 @@ def whole_bytes(layout: Layout) -> int:
     return sum(entry.nbytes for entry in layout)
 
 
+def float32_bytes(layout: Layout) -> int:
+    """The same with all floats as float32, which savings are told against."""
+    return sum(4 * entry.numel if entry.dtype.is_floating_point else entry.nbytes for entry in layout)
+
+
 def graded_widths(layout: Layout, narrowest: int) -> dict[str, int]:
     """Bits per weight of each tensor: `narrowest` for the largest, one more for every fourfold fewer weights, up to 8.
 

@@ -15,6 +15,11 @@ def late(num_rounds: int) -> tuple[str, slice]:
     return ("final", slice(-1, None)) if num_rounds < _FEW else ("last 10", slice(-10, None))
 
 
+def held_accuracy(line: Mapping[str, Any]) -> float:
+    """The accuracy of what clients hold after a round, which is not the model itself where few bits go down."""
+    return float((line.get("received") or line)["accuracy"])
+
+
 def at_chance(accuracy: float, num_classes: int) -> bool:
     """Whether a model does no better than guessing, but for a tenth that is luck."""
     return accuracy <= 1.1 / num_classes

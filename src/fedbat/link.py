@@ -5,7 +5,7 @@
 down, up   the client's bytes in that round, as packed; a Mbit is 10^6 bits
 latency    there and back, once per round
 computing  a given number of seconds, or the client's measured ones times a factor
-server     measured seconds to unpack and add the uploads and to pack what goes down next
+server     measured seconds to unpack and add the uploads and to pack what goes down next, if computing is measured, too
 
 What records do not tell by client (older ones, and seconds on a GPU that trains clients side by side) is divided
 equally: bytes round by round, seconds by the median round. A lost client is not waited for. All clients download and
@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from fedbat.errors import ConfigError
-from fedbat.figures import Lines
+from fedbat.figures import Lines, held_accuracy
 
 _FORM = "up=10,down=50 (Mbit/s), with latency=40 (ms) and compute=10x (or seconds) if wanted, or a .csv file of rates"
 _NAMES = ("up", "down", "latency", "compute", "file")
@@ -132,8 +132,8 @@ def _share_of_the_median_round(lines: Lines) -> float:
 
 
 def costs_to(target: float, lines: Lines, times: Sequence[Times]) -> Costs | None:
-    """The costs up to and including the first round with the target accuracy; None if there is no such round."""
-    reached = next((n for n, line in enumerate(lines, start=1) if line["accuracy"] >= target), None)
+    """The costs until clients first hold a model of the target accuracy; None if they never do."""
+    reached = next((n for n, line in enumerate(lines, start=1) if held_accuracy(line) >= target), None)
     if reached is None:
         return None
     num_bytes = sum(line["uplink_bytes"] + line["downlink_bytes"] for line in lines[:reached])
@@ -159,7 +159,8 @@ def _round(line: Mapping[str, Any], link: Link, usual_seconds: float) -> Times:
             seconds = measured if link.factor is None else link.factor * measured
         down, up = transfer_seconds(work.down, rate.down), transfer_seconds(work.up, rate.up)
         waits.append(Times(rate.latency / 1e3, down, seconds, up))
-    return max(waits, key=lambda wait: wait.total)._replace(server=line.get("server_seconds", 0.0))
+    slowest = max(waits, key=lambda wait: wait.total)
+    return slowest if link.seconds is not None else slowest._replace(server=line.get("server_seconds", 0.0))
 
 
 def transfer_seconds(num_bytes: float, rate: float) -> float:
@@ -200,10 +201,13 @@ def parse_link(text: str) -> Link:
         if name not in _NAMES or name in given or not value:
             raise ConfigError(f"--link {text}: got {item!r}, expected {_FORM}")
         given[name] = value
-    clients = _read_rates(Path(given.pop("file"))) if "file" in given else {}
+    file = given.pop("file", None)
     computing = given.pop("compute", None)
     try:
-        usual = Rate(**{name: float(value) for name, value in given.items()}) if given or not clients else None
+        numbers = {name: float(value) for name, value in given.items()}
+        latency = numbers.get("latency", 0.0)
+        clients = _read_rates(Path(file), latency) if file else {}
+        usual = None if clients and numbers.keys() <= {"latency"} else Rate(**numbers)
         if computing is None:
             return Link(usual, clients)
         if computing.endswith("x"):
@@ -213,19 +217,20 @@ def parse_link(text: str) -> Link:
         raise ConfigError(f"--link is {text!r}, expected {_FORM}") from None
 
 
-def _read_rates(path: Path) -> dict[int, Rate]:
-    """Read a CSV file with one line per client."""
+def _read_rates(path: Path, latency: float) -> dict[int, Rate]:
+    """Read a CSV file with one line per client; `latency` is for files without such a column."""
     try:
-        with path.open(newline="") as file:
-            names, *rows = list(csv.reader(file, skipinitialspace=True)) or [[]]
+        with path.open(newline="", encoding="utf-8-sig") as file:  # as spreadsheets write it
+            lines = csv.reader(file, skipinitialspace=True)
+            (_, names), *rows = [(lines.line_num, row) for row in lines if row] or [(1, [])]
     except (OSError, UnicodeDecodeError, csv.Error):
         raise ConfigError(f"--link: {str(path)!r} is no file that can be read; expected {_FORM}") from None
     if names not in (_COLUMNS, _COLUMNS[:3]):
         raise ConfigError(f"--link {path} begins with {','.join(names)!r}, expected client,up,down or also latency")
     rates: dict[int, Rate] = {}
-    for number, row in enumerate(rows, start=2):
+    for number, row in rows:
         try:
-            client, rate = int(row[0]), Rate(*map(float, row[1:]))
+            client, rate = int(row[0]), Rate(*map(float, row[1:3]), *(map(float, row[3:]) if names[3:] else [latency]))
             if len(row) != len(names) or client in rates:
                 raise ValueError
         except (ValueError, TypeError, IndexError, ConfigError):

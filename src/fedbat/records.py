@@ -20,7 +20,7 @@ from typing import Any, Self
 import torch
 from safetensors.torch import save_model
 
-from fedbat.downlink import whole_bytes
+from fedbat.downlink import float32_bytes
 from fedbat.engine.base import Evaluation
 from fedbat.errors import ConfigError, DataError
 from fedbat.experiment import Experiment, Federation
@@ -239,7 +239,7 @@ def summarize(federation: Federation, rounds: list[Round]) -> dict[str, Any]:
     num_parameters = federation.num_parameters
     num_compressed = sum(entry.numel for entry in federation.layout.compressed)
     figures = figures_of(list(map(_without_layers, rounds)), num_parameters, num_compressed)
-    whole = whole_bytes(federation.layout)
+    whole = float32_bytes(federation.layout)
     return {
         **asked,
         **figures,

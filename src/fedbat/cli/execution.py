@@ -139,11 +139,16 @@ def _curve(runs: Sequence[Done]) -> "Curve":
     rounds = list(zip(*(found for _, found in runs), strict=True))
     return Curve(
         runs[0][0].experiment.method,
-        [fmean(r.accuracy for r in same) for same in rounds],
+        [fmean(map(_held, same)) for same in rounds],
         [fmean(r.uplink_bytes for r in same) for same in rounds],
         [fmean(r.downlink_bytes for r in same) for same in rounds],
-        [(min(r.accuracy for r in same), max(r.accuracy for r in same)) for same in rounds] if len(runs) > 1 else None,
+        [(min(map(_held, same)), max(map(_held, same))) for same in rounds] if len(runs) > 1 else None,
     )
+
+
+def _held(round_: Round) -> float:
+    """The accuracy of the model that clients hold after a round."""
+    return (round_.received or round_).accuracy
 
 
 def _changes(record: RunRecord) -> list[str]:

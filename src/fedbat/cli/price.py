@@ -92,7 +92,7 @@ def _print(priced: "PricedGroup", title: str, link: Link, usual: bool) -> None:
     _print_table(priced)
     if usual:
         _print_missed(priced)
-    best = max(run.run.record.best for run in priced.runs)
+    best = 100 * max(run.best for run in priced.runs)
     if usual and best - 100 * priced.target > _FAR:
         nearer = math.floor(0.99 * best) / 100
         say(f"the best run has {best:.2f} %; --target {nearer:.2f} compares those that come near it")
@@ -115,7 +115,7 @@ def _print_table(priced: "PricedGroup") -> None:
         if name.endswith(path := f" ({seeds[0].run.name})"):  # twins
             paths.append(seeds[0].run.name)
             name = f"{name.removesuffix(path)} #{len(paths)}"
-        bests = [run.run.record.best for run in seeds]
+        bests = [100 * run.best for run in seeds]
         spread = f" ± {stdev(bests):.2f}" if len(bests) > 1 else ""
         mean = mean_times([mean_times(run.times) for run in seeds])
         seconds = (getattr(mean, part) for part in parts)

@@ -5,19 +5,19 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedbat.plots.canvas import bytes_axis, legend_below, new_figure, plot_accuracy, save
 from fedbat.plots.styles import INK, run_styles
+
+_WIDTH = 13.5  # inches
 
 
 class Curve(NamedTuple):
     """One run, or the mean over several seeds, round by round."""
 
     method: str
-    accuracy: Sequence[float]
+    accuracy: Sequence[float]  # of the model that clients hold
     uplink_bytes: Sequence[float]  # of each round
     downlink_bytes: Sequence[float]
     band: Sequence[tuple[float, float]] | None = None  # from the lowest to the highest accuracy
@@ -25,7 +25,9 @@ class Curve(NamedTuple):
 
 def draw_comparison(curves: Mapping[str, Curve], title: str, path: Path) -> None:
     """Draw accuracy against rounds, all bytes sent up so far, and all bytes sent up and down (logarithmic)."""
-    figure, ((by_round, by_uplink, by_traffic),) = new_figure(13.5, 4.2, 1, 3, sharey=True)
+    columns = max(1, int(_WIDTH / (0.75 + 0.075 * max(map(len, curves)))))  # of the legend
+    legend_rows = -(-len(curves) // columns)
+    figure, ((by_round, by_uplink, by_traffic),) = new_figure(_WIDTH, 4 + 0.2 * legend_rows, 1, 3, sharey=True)
     styles = run_styles({label: curve.method for label, curve in curves.items()})
     for label, curve in curves.items():
         num_rounds, traffic = len(curve.accuracy), map(sum, zip(curve.uplink_bytes, curve.downlink_bytes, strict=True))
@@ -41,13 +43,7 @@ def draw_comparison(curves: Mapping[str, Curve], title: str, path: Path) -> None
     bytes_axis(by_traffic, "sent up and down so far")
     by_traffic.sharex(by_uplink)  # so that what the way down adds shows as a shift to the right
     by_uplink.autoscale()
-    _legend(figure, by_round)
+    handles, labels = by_round.get_legend_handles_labels()
+    legend_below(figure, list(zip(labels, handles, strict=True)), min(len(labels), columns), handlelength=3)
     figure.suptitle(title, color=INK, fontsize=11)
     save(figure, [path])
-
-
-def _legend(figure: Figure, axes: Axes) -> None:
-    """Put a legend of all runs below everything, in one line or as many as they need."""
-    handles, labels = axes.get_legend_handles_labels()
-    columns = max(1, int(figure.get_figwidth() / (0.75 + 0.075 * max(map(len, labels)))))
-    legend_below(figure, list(zip(labels, handles, strict=True)), min(len(labels), columns), handlelength=3)

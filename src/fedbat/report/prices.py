@@ -6,6 +6,7 @@ from itertools import zip_longest
 from statistics import fmean
 from typing import Any
 
+from fedbat.figures import held_accuracy
 from fedbat.link import Costs, Link, Times, costs_to, is_measured, mean_times, median_computing, price, usual_target
 from fedbat.plots import LinkCurve
 from fedbat.report.runs import Group, Run, title_of
@@ -21,6 +22,11 @@ class Priced:
     costs: Costs | None  # to the target, if it was reached
 
     @property
+    def best(self) -> float:
+        """The best accuracy of what clients hold."""
+        return max(map(held_accuracy, self.run.record.lines))
+
+    @property
     def clock(self) -> str:
         """Where its clients' computing times come from."""
         measured = is_measured(self.run.record.lines)
@@ -34,7 +40,7 @@ class Priced:
             "run": self.label,
             "recorded_in": self.run.name,
             "unfinished": self.run.unfinished,
-            "best_accuracy": self.run.record.best / 100,
+            "best_accuracy": self.best,
             "total_bytes_per_client_round": self.run.record.total_bytes,
             "to_target": to_target,
             "seconds_of_mean_round": mean_times(self.times)._asdict(),
@@ -83,7 +89,7 @@ def price_group(group: Group, link: Link, target: float | None = None) -> Priced
         link = replace(link, seconds=float(f"{min(median_computing(run.record.lines) for run in group.runs):.3g}"))
     if target is None:
         counted = [run for run in group.runs if not misses(run)] or group.runs
-        target = usual_target(run.record.best / 100 for run in counted)
+        target = usual_target(max(map(held_accuracy, run.record.lines)) for run in counted)
     runs = list(_priced(group, link, target))
     clocks = "; ".join(dict.fromkeys(run.clock for run in runs))
     clock = "as given" if given else f"the median client of the quickest run, {clocks}" if alike else clocks
@@ -103,7 +109,7 @@ def _priced(group: Group, link: Link, target: float) -> Iterable[Priced]:
 
 def _mean_curve(seeds: Sequence[Priced]) -> LinkCurve:
     """The mean curve of runs: round by round, over those that have come that far."""
-    lines = zip_longest(*(zip(priced.run.record.accuracy, priced.times, strict=True) for priced in seeds))
+    lines = zip_longest(*(zip(map(held_accuracy, p.run.record.lines), p.times, strict=True) for p in seeds))
     rounds = [tuple(zip(*filter(None, line), strict=True)) for line in lines]
     notes = [f"{len(seeds)} seeds"] if len(seeds) > 1 else []
     notes += dict.fromkeys(priced.run.unfinished for priced in seeds if priced.run.unfinished)
