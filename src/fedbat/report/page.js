@@ -72,7 +72,8 @@ function openTarget() {
 
 /** The library lies in the page compressed: 5 MB of text as 2 MB. */
 async function loadLibrary() {
-  const packed = Uint8Array.from(atob(document.getElementById("library").textContent), (c) => c.charCodeAt(0));
+  const text = atob(document.getElementById("library").textContent), packed = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) packed[i] = text.charCodeAt(i);
   const unpacked = new Response(packed).body.pipeThrough(new DecompressionStream("gzip"));
   const script = document.createElement("script");
   script.text = await new Response(unpacked).text();
@@ -100,6 +101,7 @@ async function main() {
   }
   addEventListener("hashchange", openTarget);
   openTarget();
+  await new Promise((done) => setTimeout(done, 20)); // tables are to be read while the library loads
   await loadLibrary();
   while (sections.length) {
     const [section] = sections.sort((a, b) => away(a) - away(b)).splice(0, 1);
