@@ -56,30 +56,32 @@ def copied(folder, target, **summary):
 
 
 class Reader(HTMLParser):
-    """Tags with their attributes, and the cells of the first table."""
+    """Tags with their attributes, and the cells of the tables of runs, those of hidden rows apart."""
 
     def __init__(self, page):
         super().__init__()
-        self.tags, self.rows, self.text, self._table = [], [], "", "before"
+        self.tags, self.rows, self.hidden, self.text, self._cells = [], [], [], "", None
         self.feed(page)
 
     def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag == "table" and self._table == "before":
-            self._table = "in"
-        if self._table == "in" and tag == "tr":
-            self.rows.append([])
-        if self._table == "in" and tag in ("th", "td"):
-            self.rows[-1].append("")
+        attributes = dict(attrs)
+        self.tags.append((tag, attributes))
+        if attributes.get("class") == "overview":
+            self._cells = []
+        if self._cells is not None and tag == "tr":
+            self._cells = []
+            (self.hidden if "hidden" in attributes else self.rows).append(self._cells)
+        if self._cells is not None and tag in ("th", "td"):
+            self._cells.append("")
 
     def handle_endtag(self, tag):
         if tag == "table":
-            self._table = "after"
+            self._cells = None
 
     def handle_data(self, data):
         self.text += data
-        if self._table == "in":
-            self.rows[-1][-1] += data
+        if self._cells:
+            self._cells[-1] += data
 
     @property
     def table(self):
@@ -100,9 +102,11 @@ def test_table_shows_the_figures_of_the_records(folder, page):
         assert table[row]["saved up"] == f"{summary['uplink_saving']:.1f}x"
         assert table[row]["saved both"] == f"{summary['total_saving']:.1f}x"
         assert table[row]["bit/param"] == f"{summary['bits_per_parameter']:.3f}"
-        shared = f"split dirichlet beta=0.3, model {MODEL}, N 12, K 2, seed 0, rounds 3, device CPU"
-        assert f"All runs: data set fmnist-mini, {shared}" in Reader(page).text
-        assert not {"split", "N", "folder"} & table[row].keys()
+    text = Reader(page).text
+    assert "2 runs: 2 methods, 1 data set, 1 kind of split, 6 rounds." in text
+    assert "fmnist-mini, dirichlet beta=0.3\n" in text
+    assert "12 clients, 2 a round, 3 rounds, 1 local epoch, batch size 64, learning rate 0.1" in text
+    assert re.search(rf"model {MODEL}, seed 0, on CPU, \d+ cores, in fp32\n", text)
 
 
 def test_what_clients_receive_and_the_averaged_model_have_columns_where_runs_have_them(folder, page, tmp_path):
@@ -155,7 +159,55 @@ def test_every_record_of_results_is_there_and_labels_differ():
     for group in groups:
         assert len(set(group.labels)) == len(group.labels)
         assert len({(run.config["dataset"], run.config["partition"], run.config["clients"]) for run in group.runs}) == 1
-    assert len(Reader(render(runs, "Results")).rows) == 1 + len(runs)
+    page = render(runs, "Results")
+    assert len(page) < 3.5e6
+    reader = Reader(page)
+    assert len(reader.rows) == sum(1 + len(group.series) for group in groups)
+    assert len(reader.hidden) == sum(len(series.runs) for group in groups for series in group.series if series.runs[1:])
+    links = {attributes.get("href") for _, attributes in reader.tags}
+    assert {f"#run-{number}" for number in range(1, len(runs) + 1)} | {
+        f"#group-{n}" for n in range(len(groups))
+    } < links
+    assert "3 data sets, 4 kinds of split" in reader.text and "edited" not in reader.text
+
+
+def test_a_label_tells_what_is_not_as_in_most_runs(folder, tmp_path):
+    config = json.loads((folder / "fedavg" / "summary.json").read_text())["config"]
+    changes = {"a": {}, "b": {"method": "signsgd"}, "c": {"lr": 0.2}}
+    for name, change in changes.items():
+        settings = (
+            {}
+            if "method" in change
+            else json.loads((folder / "fedavg" / "summary.json").read_text())["method_settings"]
+        )
+        copied(
+            folder,
+            tmp_path / name,
+            config=config | {"lr": 0.5, "weights": "batches"} | change,
+            method_settings=settings,
+        )
+    (group,) = group_runs(find_runs([tmp_path])[0])
+    assert sorted(group.labels) == ["fedavg", "fedavg lr=0.2", "signsgd"]
+    text = Reader(render(group.runs, "x")).text
+    assert "learning rate 0.5" in text and "weights=batches" in text and "a run's name tells where it differs" in text
+
+
+def test_a_record_that_was_edited_is_marked_on_the_page_and_on_the_terminal(folder, fedbat_here, tmp_path):
+    for name in ("whole", "config", "rounds"):
+        publish(load_record(folder / "fedavg"), tmp_path / "runs" / name)
+    summary = tmp_path / "runs" / "config" / "summary.json"
+    summary.write_text(summary.read_text().replace('"lr": 0.1', '"lr": 0.2'))
+    rounds = tmp_path / "runs" / "rounds" / "rounds.jsonl"
+    first, *rest = rounds.read_text().splitlines(keepends=True)
+    rounds.write_text("".join([json.dumps(json.loads(first) | {"accuracy": 0.99}) + "\n", *rest]))
+    done = fedbat_here("report", tmp_path / "runs", "--out", tmp_path / "page.html", check=0)
+    told = done.stdout + done.stderr
+    assert told.count("was edited") == 2 and "runs/config was edited" in told and "runs/rounds was edited" in told
+    reader = Reader((tmp_path / "page.html").read_text())
+    assert "2 runs edited after publication" in reader.text
+    marked = [row[0] for row in reader.rows if row[0].endswith(" edited")]
+    assert len(marked) == 2 and not any("whole" in label for label in marked)
+    assert not any(run.edited for run in find_runs([folder])[0])  # runs have no hashes
 
 
 def test_labels_tell_apart_what_differs_and_twins_by_their_folders(folder, tmp_path):
@@ -261,7 +313,7 @@ const done = new MutationObserver(() => {
   done.disconnect();
   const charts = [...document.querySelectorAll(".charts .chart")];
   const drawn = () => charts.map((chart) => chart.querySelectorAll(".scatterlayer .trace").length);
-  const rows = () => [...document.querySelectorAll(".overview tbody tr")].map((row) => row.cells[0].textContent);
+  const rows = () => [...document.querySelectorAll(".overview tbody")].map((body) => body.rows[0].cells[0].textContent);
   const sort = [...document.querySelectorAll(".overview th button")].find((head) => head.textContent === "best");
   const [first, second] = document.querySelectorAll(".switches [aria-pressed]");
   const inside = ({ range: [low, high], type }, values) =>

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from statistics import fmean
+from statistics import fmean, stdev
 
 import pytest
 
@@ -25,6 +25,15 @@ const done = new MutationObserver(() => {
   const found = { all: drawn(), switch: button.textContent, hover: charts[0].querySelector(".hoverlayer").textContent };
   button.click();
   found.without = drawn();
+  const opener = document.querySelector(".overview [aria-expanded]"), rows = [...opener.closest("tbody").rows];
+  const seen = () => rows.filter((row) => row.offsetHeight).map((row) => row.cells[0].textContent);
+  found.seen = [seen()];
+  opener.click();
+  found.seen.push(seen());
+  document.querySelector(".overview th button").click();
+  found.seen.push(seen(), [...document.querySelectorAll(".overview tbody")].map((body) => body.rows.length));
+  opener.click();
+  found.seen.push(seen(), opener.getAttribute("aria-expanded"));
   document.documentElement.dataset.found = JSON.stringify(found);
 });
 done.observe(document.documentElement, { attributeFilter: ["data-state"] });
@@ -58,11 +67,28 @@ def test_a_curve_is_the_mean_of_its_seeds_in_a_band_from_the_lowest_to_the_highe
     assert curves["fedbat"]["accuracy"].keys() == {"mean"}  # no band around a single run
 
 
-def test_every_seed_has_its_row_in_the_look_of_their_curve(folder):
+def test_a_row_has_the_mean_of_its_seeds_and_opens_to_them(folder):
     runs = find_runs([folder])[0]
-    assert len(Reader(render(runs, "x")).rows) == 1 + 4
+    reader = Reader(render(runs, "x"))
+    assert reader.table.keys() == {"fedavg", "fedbat seed 0"}
+    best = [load_record(folder / f"fedavg-{seed}").best for seed in range(3)]
+    assert reader.table["fedavg"]["best"] == f"{fmean(best):.2f} ± {stdev(best):.2f}"
+    assert (reader.table["fedavg"]["seeds"], reader.table["fedbat seed 0"]["seeds"]) == ("3", "1")
+    column = reader.rows[0].index("best")
+    assert [(row[0], row[column]) for row in reader.hidden] == [(f"seed {n}", f"{best[n]:.2f}") for n in range(3)]
     styles = styles_of(group_runs(runs))
     assert len({styles[run] for run in runs if run.variant == "fedavg"}) == 1
+
+
+def test_a_mean_is_that_of_the_seeds_that_are_done(folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "fedavg-1" / "rounds.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:1]))
+    summary = tmp_path / "fedavg-1" / "summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"status": "running"}))
+    row = Reader(render(find_runs([tmp_path])[0], "x")).table["fedavg 1 unfinished"]
+    best = [load_record(folder / f"fedavg-{seed}").best for seed in (0, 2)]
+    assert (row["seeds"], row["best"]) == ("2 of 3", f"{fmean(best):.2f} ± {stdev(best):.2f}")
 
 
 def test_twins_of_a_seed_stay_apart_and_look_different(folder, tmp_path):
@@ -93,6 +119,8 @@ def test_one_switch_and_one_band_for_all_seeds_and_hovering_tells_mean_and_range
     found = json.loads(root["data-found"])
     assert found["switch"] == "fedavg 3 seeds"
     assert found["all"] == [3] * 6 and found["without"] == [1] * 6  # two curves and a band
+    whole = ["fedavg", "seed 0", "seed 1", "seed 2"]
+    assert found["seen"] == [["fedavg"], whole, whole, [4, 1], ["fedavg"], "false"]
     second = [100 * load_record(folder / f"fedavg-{seed}").accuracy[1] for seed in range(3)]
     told = f"accuracy mean {fmean(second):.2f} %, {min(second):.2f} % to {max(second):.2f} % over 3 seeds"
     assert told in found["hover"] and "round 2" in found["hover"]

@@ -48,6 +48,9 @@ def readable_runs(folders: Sequence[Path]) -> "list[Run]":
     found, faults = find_runs(folders)
     for fault in faults:
         say(f"left out: {fault}")
+    for run in found:
+        if run.edited:
+            say(f"warning: {run.name} was edited after it was published: its hashes are not those of its contents")
     if not found:
         why = "none of the runs can be read" if faults else "no run has a finished round yet; wait for one"
         raise DataError(f"{', '.join(map(str, folders))}: {why}")

@@ -8,6 +8,7 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from fedbat.plots import method_colors, run_styles
+from fedbat.report.frames import accuracy_frame, loss_frame
 from fedbat.report.holdings import Holdings
 from fedbat.report.runs import Group, Run
 
@@ -45,7 +46,14 @@ def group_data(group: Group, styles: Mapping[Run, Style], holdings: Holdings | s
         for label, runs in group.series
     ]
     clients = holdings.counts.T.tolist() if isinstance(holdings, Holdings) else None
-    return {"curves": curves, "loss_top": _top([curve["loss"]["mean"] for curve in curves]), "clients": clients}
+    accuracies, losses = ([curve[name]["mean"] for curve in curves] for name in ("accuracy", "loss"))
+    frames = {"accuracy": accuracy_frame(accuracies), "loss": loss_frame(losses)}
+    return {
+        "curves": curves,
+        "frames": {name: frame and frame._asdict() for name, frame in frames.items()},
+        "loss_top": _top(losses),
+        "clients": clients,
+    }
 
 
 def _curve(runs: Sequence[Run]) -> dict[str, Any]:

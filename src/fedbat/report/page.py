@@ -10,13 +10,13 @@ from importlib import resources
 from typing import Any
 
 from fedbat.errors import ConfigError
-from fedbat.experiment import split_of
 from fedbat.provenance import package_version
 from fedbat.report.charts import Style, group_data, styles_of
+from fedbat.report.contents import contents, facts, headings, summary
 from fedbat.report.holdings import Holdings, holdings_of
-from fedbat.report.runs import Group, Run, Series, as_text, flag, group_runs, title_of
-from fedbat.report.table import overview
-from fedbat.units import count
+from fedbat.report.names import as_text, flag
+from fedbat.report.runs import Group, Run, Series, group_runs
+from fedbat.report.table import table_of
 
 _CHARTS = (
     ("accuracy", "round", "Test accuracy by round"),
@@ -26,13 +26,9 @@ _CHARTS = (
     ("accuracy", "traffic", "Test accuracy by bytes sent up and down"),
     ("loss", "traffic", "Test loss by bytes sent up and down"),
 )
-_SHARED = (
-    ("per_round", "{} client{s} a round"),
-    ("rounds", "{} round{s}"),
-    ("epochs", "{} local epoch{s}"),
-    ("batch_size", "batch size {}"),
-    ("lr", "learning rate {}"),
-    ("model", "model {}"),
+_SMOOTH = (
+    '<button type="button" class="smooth" aria-pressed="false" '
+    'title="each point is the mean of the last five rounds, or each is its own">mean of 5 rounds</button>'
 )
 
 
@@ -46,21 +42,22 @@ def render(runs: Sequence[Run], title: str) -> str:
     holdings = [holdings_of(group.config) for group in groups]
     data = [group_data(group, styles, held) for group, held in zip(groups, holdings, strict=True)]
     sections = (
-        _section(number, group, held, anchors, styles)
-        for number, (group, held) in enumerate(zip(groups, holdings, strict=True))
+        _section(number, heading, group, held, anchors, styles, drawn["frames"])
+        for number, (heading, group, held, drawn) in enumerate(
+            zip(headings(groups), groups, holdings, data, strict=True)
+        )
     )
     return string.Template(_part("page.html")).substitute(
         title=html.escape(title),
         style=_part("page.css"),
-        summary=_summary(groups),
-        contents=_contents(groups),
-        overview=overview(groups, anchors, styles),
+        summary=summary(groups),
+        contents=contents(groups),
         sections="".join(sections),
         fedbat=html.escape(package_version()),
         plotly=html.escape(version),
         library=base64.b64encode(gzip.compress(library.encode(), mtime=0)).decode(),
         data=json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
-        script=_part("page.js"),
+        script=_part("charts.js") + _part("page.js"),
     )
 
 
@@ -77,33 +74,15 @@ def _part(name: str) -> str:
     return (resources.files(__package__) / name).read_text()
 
 
-def _summary(groups: Sequence[Group]) -> str:
-    runs = [run for group in groups for run in group.runs]
-    counts = (
-        count(len({run.config["method"] for run in runs}), "method"),
-        count(len({run.config["dataset"] for run in runs}), "data set"),
-        count(len({(run.config["dataset"], split_of(run.config)) for run in runs}), "split"),
-        count(sum(len(run.record.lines) for run in runs), "round"),
-    )
-    return f"{count(len(runs), 'run')}: {', '.join(counts)}."
-
-
-def _contents(groups: Sequence[Group]) -> str:
-    """Links to the groups, if there are several."""
-    if len(groups) == 1:
-        return ""
-    links = (
-        f'<a href="#group-{number}">{html.escape(title_of(group))}</a> <small>{count(len(group.runs), "run")}</small>'
-        for number, group in enumerate(groups)
-    )
-    return f"<nav><ul>{''.join(f'<li>{link}</li>' for link in links)}</ul></nav>"
-
-
 def _section(
-    number: int, group: Group, holdings: Holdings | str, anchors: Mapping[Run, str], styles: Mapping[Run, Style]
+    number: int,
+    heading: str,
+    group: Group,
+    holdings: Holdings | str,
+    anchors: Mapping[Run, str],
+    styles: Mapping[Run, Style],
+    frames: Mapping[str, Any],
 ) -> str:
-    shared = ((text, group.config.get(name)) for name, text in _SHARED if name not in group.varying)
-    facts = [text.format(as_text(value), s="" if value == 1 else "s") for text, value in shared]
     switches = (
         f'<button type="button" aria-pressed="true">{styles[series.runs[0]].sample}{_switch(series)}</button>'
         for series in group.series
@@ -117,16 +96,27 @@ def _section(
         clients, note = '<div class="chart clients"></div>', holdings.text
     return f"""
 <section id="group-{number}" data-group="{number}">
-<h2>{html.escape(title_of(group))}</h2>
-<p>{html.escape(", ".join(facts))}</p>
+<h2>{html.escape(heading)}</h2>
+<p>{html.escape(facts(group))}</p>
+{table_of(group, anchors, styles)}
 <div class="switches">
-<span>{"".join(switches)}</span>
-<span><button type="button" data-all="true">all</button><button type="button" data-all="false">none</button></span>
+<span class="curves">{"".join(switches)}</span>
+<span><button type="button" data-all="true">all</button><button type="button" data-all="false">none</button>
+{_SMOOTH}</span>
 </div>
-<div class="charts">{"".join(charts)}</div>
+{_outside(group, frames)}<div class="charts">{"".join(charts)}</div>
 <figure><figcaption>Which labels the clients hold</figcaption>{clients}<p>{html.escape(str(note))}</p></figure>
 <details><summary>Configurations</summary>{"".join(_configurations(group, anchors))}</details>
 </section>"""
+
+
+def _outside(group: Group, frames: Mapping[str, Any]) -> str:
+    """Which curves are not to be seen at first."""
+    below = {place for frame in frames.values() if frame for place in frame["below"]}
+    if not below:
+        return ""
+    labels = html.escape(", ".join(group.series[place].label for place in sorted(below)))
+    return f'<p class="hint">Beyond the frame of some charts: {labels}; a double click there shows everything.</p>\n'
 
 
 def _switch(series: Series) -> str:
@@ -140,7 +130,7 @@ def _configurations(group: Group, anchors: Mapping[Run, str]) -> Iterable[str]:
         asked = {flag(name): value for name, value in run.config.items() if name != "settings"}
         origin = {
             "recorded in": run.name,
-            "status": run.status,
+            "status": run.status + (", edited after it was published" if run.edited else ""),
             **(summary.get("versions") or {}),
             **{f"{name}.py": digest for name, digest in summary["own"].items()},
             "revision": summary.get("git_revision"),

@@ -1,8 +1,8 @@
 """Which runs there are, what tells them apart, and which belong together: those with the same clients."""
 
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -11,18 +11,13 @@ from typing import Any, NamedTuple
 from fedbat.data import DATASETS
 from fedbat.downlink import FULL
 from fedbat.errors import DataError
-from fedbat.experiment import Experiment, split_of, variant_of
+from fedbat.experiment import split_of, variant_of
 from fedbat.figures import at_chance, late
 from fedbat.lock import is_held
-from fedbat.models import default_init
-from fedbat.reproduce.record import Record, load_record
-from fedbat.settings import show
+from fedbat.report.names import SPLIT, as_text, label_of, usual_values, varying
+from fedbat.reproduce.record import Record, hashes, load_record
 from fedbat.storage import DRAFT
 from fedbat.units import count
-
-SPLIT = ("dataset", "partition", "beta", "labels", "samples", "clients", "partition_seed")  # which client holds what
-_NEVER_IN_A_LABEL = (*SPLIT, "method", "settings", "down")  # the last three are in the variant
-_USUAL = {field.name: field.default for field in fields(Experiment)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +67,14 @@ class Run:
         spec = DATASETS.get(self.config["dataset"])
         return spec is not None and at_chance(self.record.best / 100, spec.num_classes)
 
+    @cached_property
+    def edited(self) -> bool:
+        """Whether its configuration or rounds are not those it was published with; runs without hashes were not."""
+        summary = self.record.summary
+        if not {"identity", "rounds_sha256"} & summary.keys():
+            return False
+        return any(summary.get(name, value) != value for name, value in hashes(summary, self.record.folder).items())
+
     @property
     def device(self) -> str | None:
         """What computed the run."""
@@ -106,43 +109,34 @@ class Group:
     @cached_property
     def varying(self) -> tuple[str, ...]:
         """The names of what differs between runs, apart from the method and its settings."""
-        return varying(self.runs, _NEVER_IN_A_LABEL)
+        return varying(self.runs)
+
+    @cached_property
+    def usual(self) -> dict[str, str]:
+        """What most runs have where they differ: labels tell the rest. The seed is always told."""
+        return usual_values(self.runs, [name for name in self.varying if name != "seed"])
 
     @cached_property
     def labels(self) -> list[str]:
         """A different label for each run, as short as possible."""
-        labels = [label_of(run, self.varying) for run in self.runs]
+        labels = [label_of(run, self.varying, self.usual) for run in self.runs]
         often = Counter(labels)
         pairs = zip(labels, self.runs, strict=True)
         return [label if often[label] == 1 else f"{label} ({run.name})" for label, run in pairs]
 
     @cached_property
     def series(self) -> list[Series]:
-        """All runs, with seeds joined; if two of them have the same seed, all stay apart."""
+        """All runs, with seeds joined, best means first; if two of them have the same seed, all stay apart."""
         names = [name for name in self.varying if name != "seed"]
         found: dict[str, list[Series]] = {}
         for run, label in zip(self.runs, self.labels, strict=True):
-            found.setdefault(label_of(run, names), []).append(Series(label, (run,)))
+            found.setdefault(label_of(run, names, self.usual), []).append(Series(label, (run,)))
         series = []
         for label, members in found.items():
             runs = tuple(run for member in members for run in member.runs)
             seeds = {run.config["seed"] for run in runs}
             series += [Series(label, runs)] if len(seeds) == len(runs) else members
-        return series
-
-
-def varying(runs: Sequence[Run], without: Container[str]) -> tuple[str, ...]:
-    """The fields of a configuration, without these, in which runs differ."""
-    names = dict.fromkeys(name for run in runs for name in run.config if name not in without)
-    return tuple(name for name in names if len({as_text(run.config.get(name)) for run in runs}) > 1)
-
-
-def label_of(run: Run, names: Iterable[str]) -> str:
-    """The variant, and the values of these fields but for those at their defaults; the seed is always told."""
-    usual = _USUAL | {"init": default_init(str(run.config["model"]))}
-    values = {name: run.config.get(name) for name in names}
-    told = {name: value for name, value in values.items() if name == "seed" or value != usual.get(name)}
-    return " ".join([run.variant, *(f"{flag(name)}={as_text(value)}" for name, value in told.items())])
+        return sorted(series, key=lambda one: -fmean(run.record.best for run in one.runs))
 
 
 def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
@@ -183,16 +177,6 @@ def _best_first(runs: Sequence[Run]) -> list[Run]:
 def title_of(group: Group) -> str:
     """The data set, split and number of clients of all its runs."""
     return f"{group.config['dataset']}, {split_of(group.config)}, {count(group.config['clients'], 'client')}"
-
-
-def as_text(value: Any) -> str:
-    """A value of a configuration as on the command line."""
-    return "none" if value is None else show(value)
-
-
-def flag(name: str) -> str:
-    """A configuration's name as its option is spelled."""
-    return name.replace("_", "-")
 
 
 def _name(folder: Path, root: Path) -> str:
