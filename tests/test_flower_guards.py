@@ -224,3 +224,31 @@ def test_a_second_start_remembers_nothing_of_the_first():
     strategy, world = compressed(EFSignSGD()), World(make_app())
     first, second = run(strategy, world).arrays, run(strategy, world).arrays
     assert same(first, second)
+
+
+def test_a_second_run_does_not_write_into_the_checkpoint_of_a_live_one(tmp_path):
+    """Ctrl-C on `flwr run --stream` ends the log, not the run; both would train under one name."""
+
+    def once_more(round_, arrays):
+        if round_ == 1:
+            with pytest.raises(ConfigError, match="is in use by process"):
+                run(compressed(checkpoint=tmp_path), World(make_app()), 3)
+
+    found = run(compressed(checkpoint=tmp_path), World(make_app()), 2, evaluate_fn=once_more)
+    assert len(found.train_metrics_clientapp) == 2
+    assert len(run(compressed(checkpoint=tmp_path), World(make_app()), 3).train_metrics_clientapp) == 1
+
+
+def test_a_folder_that_a_node_cannot_write_to_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="folder .*file/memory cannot be created"):
+        run(compressed(EFSignSGD()), World(make_app(), node_config={"fedbat-memory": str(tmp_path / "file/memory")}), 1)
+
+
+def test_a_disk_that_a_node_cannot_write_to_is_named(tmp_path, monkeypatch):
+    def full(path, tensors):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fedbat.flower.receiving.save_tensors", full)
+    with pytest.raises(ConfigError, match=f"{tmp_path} cannot be written .*No space left.*fedbat-memory"):
+        run(compressed(EFSignSGD()), World(make_app(), node_config={"fedbat-memory": str(tmp_path)}), 1)

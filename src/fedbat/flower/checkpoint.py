@@ -19,7 +19,7 @@ _NUMBER = "."  # precedes a position in a list; no parameter's name begins with 
 
 
 class ServerCheckpoint:
-    """A folder with the last round's file and a file that names it; valid at every moment."""
+    """A folder with the last round's file and a file that names it; valid at every moment. One run at a time has it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -28,7 +28,6 @@ class ServerCheckpoint:
         """The name of the training kept here; `new` if there is none yet."""
         path = self.folder / "training"
         if not path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
             write_text(path, new)
         return path.read_text()
 
@@ -51,7 +50,7 @@ class ServerCheckpoint:
         save_tensors(path, tensors)
         last = {"round": round_, "file": path.name, "settings": settings}
         write_text(self.folder / "last.json", json.dumps(last) + "\n")
-        for old in self.folder.glob("round-*.safetensors"):
+        for old in self.folder.glob("round-*"):  # drafts, too: nobody else writes here
             if old != path:
                 old.unlink()
 

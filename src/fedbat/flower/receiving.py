@@ -10,7 +10,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from safetensors import SafetensorError
 
-from fedbat.errors import WireError
+from fedbat.errors import ConfigError, WireError
 from fedbat.flower.manifest import hash_of, whole_of
 from fedbat.flower.records import (
     FROZEN,
@@ -24,7 +24,7 @@ from fedbat.flower.records import (
 )
 from fedbat.following import Follower, follow
 from fedbat.layout import Layout
-from fedbat.storage import load_tensors, save_tensors
+from fedbat.storage import load_tensors, make_folder, remove_old_drafts, save_tensors
 from fedbat.streams import Tensors
 from fedbat.wire import Payload
 
@@ -60,8 +60,15 @@ class Node:
         """Keep tensors in the state under `key`, and in the file."""
         self.context.state[key] = record_of_tensors(tensors)
         if (path := self.file(what)) is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_tensors(path, tensors)
+            make_folder(path.parent)
+            try:
+                save_tensors(path, tensors)
+                remove_old_drafts(path)
+            except (OSError, SafetensorError) as error:
+                raise ConfigError(
+                    f"{path.parent} cannot be written ({error}); name another folder as {FOLDER} in --node-config, or "
+                    "make room"
+                ) from error
 
     @cached_property
     def layout(self) -> Layout:

@@ -8,6 +8,7 @@ model per client.
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
@@ -33,6 +34,7 @@ from fedbat.flower.sending import SENDING
 from fedbat.flower.suited import COMPARING, check_drafts, check_model, check_strategy, chooses_nodes, metrics_known
 from fedbat.flower.uploads import Rules, Upload, not_finite, read_replies, read_scores, traffic
 from fedbat.layout import Role, layout_of, tied_names, uncompiled, whole_layout
+from fedbat.lock import locked
 from fedbat.method import Method
 from fedbat.methods import method_name
 from fedbat.server import Aggregator
@@ -128,37 +130,38 @@ class Compressed(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Start as every Flower strategy does, or go on after the last round of the checkpoint."""
-        saved: dict[str, Tensors] = {}
-        self.timeout = self.timeout if timeout is None else timeout
-        self._training = uuid4().hex  # what clients remember of an earlier one is not of this one
-        if self._checkpoint is not None:
-            self._training = self._checkpoint.name_of(self._training)
-        if self._checkpoint is not None and self._checkpoint.exists():
-            self._rounds_before, saved, settings = self._checkpoint.load(self.strategy)
-            initial_arrays = record_of_tensors(saved["model"])
-            log(INFO, "fedbat: going on after round %s of %s", self._rounds_before, num_rounds)
-            for name, now in self._settings.items():
-                if (before := settings.get(name, now)) != now:
-                    log(WARNING, "fedbat: going on with another %s: %s before, %s now", name, before, now)
-        self._past = saved.get("average", {})
-        self._begin(tensors_of_record(initial_arrays), saved.get("public", {}))
-        before = self._rounds_before
-        result = super().start(
-            cast(Grid, SecondTry(grid, self._delivery.again)), initial_arrays, max(0, num_rounds - before),
-            self.timeout, train_config, evaluate_config,
-            evaluate_fn and (lambda round_, arrays: evaluate_fn(round_ + before, arrays)),
-        )  # fmt: skip
-        if before:
-            for found in (
-                result.train_metrics_clientapp,
-                result.evaluate_metrics_clientapp,
-                result.evaluate_metrics_serverapp,
-            ):
-                shifted = {round_ + before: metrics for round_, metrics in found.items()}
-                found.clear()
-                found.update(shifted)
-        result.arrays = result.arrays or initial_arrays  # no round has changed them
-        return result
+        with nullcontext() if self._checkpoint is None else locked(self._checkpoint.folder):
+            saved: dict[str, Tensors] = {}
+            self.timeout = self.timeout if timeout is None else timeout
+            self._training = uuid4().hex  # what clients remember of an earlier one is not of this one
+            if self._checkpoint is not None:
+                self._training = self._checkpoint.name_of(self._training)
+            if self._checkpoint is not None and self._checkpoint.exists():
+                self._rounds_before, saved, settings = self._checkpoint.load(self.strategy)
+                initial_arrays = record_of_tensors(saved["model"])
+                log(INFO, "fedbat: going on after round %s of %s", self._rounds_before, num_rounds)
+                for name, now in self._settings.items():
+                    if (before := settings.get(name, now)) != now:
+                        log(WARNING, "fedbat: going on with another %s: %s before, %s now", name, before, now)
+            self._past = saved.get("average", {})
+            self._begin(tensors_of_record(initial_arrays), saved.get("public", {}))
+            before = self._rounds_before
+            result = super().start(
+                cast(Grid, SecondTry(grid, self._delivery.again)), initial_arrays, max(0, num_rounds - before),
+                self.timeout, train_config, evaluate_config,
+                evaluate_fn and (lambda round_, arrays: evaluate_fn(round_ + before, arrays)),
+            )  # fmt: skip
+            if before:
+                for found in (
+                    result.train_metrics_clientapp,
+                    result.evaluate_metrics_clientapp,
+                    result.evaluate_metrics_serverapp,
+                ):
+                    shifted = {round_ + before: metrics for round_, metrics in found.items()}
+                    found.clear()
+                    found.update(shifted)
+            result.arrays = result.arrays or initial_arrays  # no round has changed them
+            return result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
