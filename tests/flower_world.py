@@ -35,7 +35,7 @@ class World:
         self.apps = dict.fromkeys(ids, app)
         self.spoil = {}  # partition id -> function(reply) -> list of replies
         self.asked = []  # partition ids of each send_and_receive
-        self.timeouts = set()
+        self.timeouts, self.about = set(), []  # of each send_and_receive; the metadata of each message
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
 
     def partition(self, node):
@@ -48,6 +48,7 @@ class World:
         messages, replies = list(messages), []
         self.timeouts.add(timeout)
         self.asked.append([self.partition(m.metadata.dst_node_id) for m in messages])
+        self.about += [m.metadata for m in messages]
         for message in messages:
             node = message.metadata.dst_node_id
             received = Message(

@@ -241,7 +241,7 @@ def test_a_second_run_does_not_write_into_the_checkpoint_of_a_live_one(tmp_path)
 
 def test_a_folder_that_a_node_cannot_write_to_is_named(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="folder .*file/memory cannot be created"):
+    with pytest.raises(ConfigError, match=r"folder .*file/memory cannot be created"):
         run(compressed(EFSignSGD()), World(make_app(), node_config={"fedbat-memory": str(tmp_path / "file/memory")}), 1)
 
 

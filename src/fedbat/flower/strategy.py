@@ -181,8 +181,10 @@ class Compressed(Strategy):
         chosen = [draft.metadata.dst_node_id for draft in drafts]
         orders = self._orders(round_)
         if self.seed is not None:
-            hello = replace(orders, hello=True).to_config()
-            question = Question(RecordDict({CONFIG: hello}), drafts[0].metadata.message_type)
+            # With the strategy's own settings, which mods outside ours may read.
+            content = {key: x for key, x in drafts[0].content.items() if not isinstance(x, ArrayRecord)}
+            content[CONFIG] = replace(orders, hello=True).to_config()
+            question = Question(RecordDict(content), drafts[0].metadata.message_type)
             known = self._nodes.meet(grid, question, len(chosen), self.timeout)
             if known:
                 ids, num = sorted(known), min(len(chosen), len(known))
@@ -207,7 +209,8 @@ class Compressed(Strategy):
             client = self._nodes.clients.get(node, "of unknown number")
             log(WARNING, "fedbat: round %s goes on without node %s, client %s: no reply", round_, node, client)
         counts = traffic(uploads, dropped)
-        counts |= {"fedbat-missing": len(missing), "fedbat-downlink-bytes": self._delivery.num_bytes}
+        counts |= {"fedbat-missing": len(missing), "fedbat-unknown": self._nodes.num_unknown}
+        counts["fedbat-downlink-bytes"] = self._delivery.num_bytes
         asked, self._asked = self._asked, []
         if not uploads:
             log(WARNING, "fedbat: round %s has no upload to add; the model stays as it is", round_)
@@ -296,7 +299,7 @@ class Compressed(Strategy):
         check_model(w, self._whole)
         manifest = Manifest.of(self._whole, w, self._tied, self._kept)
         sending = SENDING[self.down](manifest.layout, manifest.moving(w), public)
-        self._begun = Delivery(sending, manifest, self._nodes)
+        self._begun = Delivery(sending, manifest, self._nodes, self.timeout)
 
     @property
     def _delivery(self) -> Delivery:
