@@ -64,6 +64,19 @@ class World:
         return replies
 
 
+def key_of(state, what):
+    """The name in a node's state of what its last training has kept."""
+    return [key for key in state if key.endswith(f".{what}")][-1]
+
+
+def memory_of(state):
+    """What the client will be given in its next round."""
+    if not any(key.endswith(".memory") for key in state):
+        return {}
+    kept = tensors_of_record(state[key_of(state, "memory")])
+    return {name.removeprefix("after/"): tensor for name, tensor in kept.items() if name.startswith("after/")}
+
+
 def net():
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))

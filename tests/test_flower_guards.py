@@ -1,6 +1,7 @@
 """What strategies, clients and disks may do to a round in Flower, and what must come of it."""
 
 import logging
+import shutil
 
 import pytest
 import torch
@@ -10,11 +11,11 @@ from flwr.common.logger import FLOWER_LOGGER
 from flwr.serverapp import strategy as flower
 from torch import nn
 
-from fedbat import EFSignSGD
+from fedbat import EFSignSGD, FedBAT
 from fedbat.errors import ConfigError, DivergedError
 from fedbat.flower import begin, fedbat_mod
 from fedbat.flower.records import tensors_of_record
-from tests.flower_world import World, base, compressed, make_app, net, run, same, train_one
+from tests.flower_world import World, base, compressed, make_app, memory_of, net, run, same, train_one
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_a_damaged_memory_on_disk_is_told_and_training_goes_on(tmp_path, told):
 
     strategy = flower.FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=5)
     run(compressed(EFSignSGD(), strategy, checkpoint=tmp_path / "server"), world(), 1)
-    for path in (tmp_path / "nodes").glob("*-client-3.safetensors"):
+    for path in (tmp_path / "nodes").glob("*-memory-3.safetensors"):
         path.write_bytes(b"")
     found = run(compressed(EFSignSGD(), strategy, checkpoint=tmp_path / "server"), world(), 2)
     assert found.train_metrics_clientapp[2]["fedbat-uploads"] == 5 and "is damaged" in told()
@@ -252,3 +253,77 @@ def test_a_disk_that_a_node_cannot_write_to_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("fedbat.flower.receiving.save_tensors", full)
     with pytest.raises(ConfigError, match=f"{tmp_path} cannot be written .*No space left.*fedbat-memory"):
         run(compressed(EFSignSGD()), World(make_app(), node_config={"fedbat-memory": str(tmp_path)}), 1)
+
+
+def test_going_on_with_a_method_that_remembers_nothing_works(tmp_path):
+    """And with one that does again, what was remembered is still of use."""
+
+    def world():
+        return World(make_app(), node_config={"fedbat-memory": str(tmp_path / "nodes")})
+
+    for num_rounds, method in enumerate((EFSignSGD(), FedBAT(), EFSignSGD(memory=False), EFSignSGD()), 1):
+        found = run(compressed(method, checkpoint=tmp_path / "server"), world(), num_rounds)
+        assert found.train_metrics_clientapp[num_rounds]["fedbat-uploads"] == 3
+
+
+def test_going_on_with_other_tensors_begins_to_lead_anew(tmp_path, told):
+    node_config = {"fedbat-memory": str(tmp_path / "nodes")}
+    for num_rounds, roles in ((2, {}), (4, {"3.bias": "skip"})):
+        strategy = compressed(down="follow", roles=roles, checkpoint=tmp_path / "server")
+        found = run(strategy, World(make_app(), node_config=node_config), num_rounds)
+    assert [found.train_metrics_clientapp[round_]["fedbat-uploads"] for round_ in (3, 4)] == [3, 3]
+    assert "nodes are sent the whole model anew: in the checkpoint, a model with other tensors is kept" in told()
+
+
+def test_a_round_that_is_trained_again_begins_with_the_same_memory(tmp_path):
+    """The server dies in a round whose uploads left already: they are lost, and must not be missing from the memory."""
+
+    def everyone():
+        return flower.FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=5)
+
+    class Dying(flower.FedAvg):
+        def aggregate_train(self, server_round, replies):
+            if server_round == 3:
+                raise KeyboardInterrupt
+            return super().aggregate_train(server_round, replies)
+
+    whole, parts = World(make_app()), World(make_app())
+    expected = run(compressed(EFSignSGD(), everyone()), whole, 4)
+    dying = Dying(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=5)
+    with pytest.raises(KeyboardInterrupt):
+        run(compressed(EFSignSGD(), dying, checkpoint=tmp_path), parts, 4)
+    found = run(compressed(EFSignSGD(), everyone(), checkpoint=tmp_path), parts, 4)
+    assert same(found.arrays, expected.arrays)
+    for a, b in zip(whole.contexts.values(), parts.contexts.values(), strict=True):
+        assert same(memory_of(a.state), memory_of(b.state)) and memory_of(a.state)
+
+
+def test_a_memory_of_rounds_that_were_undone_is_forgotten(tmp_path, told):
+    """A checkpoint was restored from a backup: what the memories lack was never added to that model."""
+    world = World(make_app())
+    run(compressed(EFSignSGD(), checkpoint=tmp_path / "server"), world, 1)
+    shutil.copytree(tmp_path / "server", tmp_path / "backup")
+    run(compressed(EFSignSGD(), checkpoint=tmp_path / "server"), world, 4)
+    assert "is remembered is of round" not in told()
+    found = run(compressed(EFSignSGD(), checkpoint=tmp_path / "backup"), world, 4).train_metrics_clientapp
+    assert "is remembered is of round" in told() and all(found[r]["fedbat-uploads"] == 3 for r in (2, 3, 4))
+
+
+def test_two_strategies_that_take_turns_keep_a_memory_each():
+    world, apart = World(make_app()), [World(make_app()), World(make_app())]
+
+    def rounds(strategy, world):
+        arrays = ArrayRecord(net().state_dict())
+        for round_ in (1, 2, 3):
+            messages = list(strategy.configure_train(round_, arrays, ConfigRecord(), world))
+            arrays, _ = strategy.aggregate_train(round_, world.send_and_receive(messages))
+            yield arrays
+
+    def both():
+        return [compressed(EFSignSGD(), down="follow"), compressed(EFSignSGD(), down="follow", seed=1)]
+
+    turns = list(zip(*(rounds(strategy, world) for strategy in both()), strict=True))[-1]
+    alone = [list(rounds(strategy, own))[-1] for strategy, own in zip(both(), apart, strict=True)]
+    assert all(same(found, expected) for found, expected in zip(turns, alone, strict=True))
+    run(compressed(EFSignSGD()), world)
+    assert all(len({key.split(".")[1] for key in context.state}) <= 2 for context in world.contexts.values())

@@ -181,10 +181,11 @@ class Compressed(Strategy):
         chosen = [draft.metadata.dst_node_id for draft in drafts]
         orders = self._orders(round_)
         if self.seed is not None:
-            # With the strategy's own settings, which mods outside ours may read.
-            content = {key: x for key, x in drafts[0].content.items() if not isinstance(x, ArrayRecord)}
+            content = RecordDict(dict(drafts[0].content.items()))  # mods around ours may read the strategy's settings
+            for key in list(content.array_records):
+                del content[key]
             content[CONFIG] = replace(orders, hello=True).to_config()
-            question = Question(RecordDict(content), drafts[0].metadata.message_type)
+            question = Question(content, drafts[0].metadata.message_type)
             known = self._nodes.meet(grid, question, len(chosen), self.timeout)
             if known:
                 ids, num = sorted(known), min(len(chosen), len(known))
