@@ -355,7 +355,9 @@ def test_rounds_in_vain_leave_the_model_and_are_told(caplog):
         world.spoil[client] = lambda reply: []
     result = run(compressed(), world, num_rounds=3)
     assert same(result.arrays, ArrayRecord(net().state_dict()))
-    assert caplog.text.count("nothing was learned in 3 rounds in a row; is mods=[fedbat_mod] in the ClientApp") == 1
+    assert (
+        caplog.text.count("learned in 3 rounds in a row; no node replied; is mods=[fedbat_mod] in the ClientApp") == 1
+    )
 
 
 def test_a_stock_strategy_fails_loudly_on_packed_replies():

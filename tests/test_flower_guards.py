@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,9 +14,11 @@ from torch import nn
 
 from fedbat import EFSignSGD, FedBAT
 from fedbat.errors import ConfigError, DivergedError
-from fedbat.flower import begin, fedbat_mod
+from fedbat.flower import Compressed, begin, fedbat_mod
+from fedbat.flower.carried import momenta_of
 from fedbat.flower.records import tensors_of_record
 from tests.flower_world import World, base, compressed, make_app, memory_of, net, run, same, train_one
+from tests.test_flower_replies import with_rest
 
 
 @pytest.fixture
@@ -327,3 +330,96 @@ def test_two_strategies_that_take_turns_keep_a_memory_each():
     assert all(same(found, expected) for found, expected in zip(turns, alone, strict=True))
     run(compressed(EFSignSGD()), world)
     assert all(len({key.split(".")[1] for key in context.state}) <= 2 for context in world.contexts.values())
+
+
+HUGE = {flower.FedAdam: 1e25, flower.FedYogi: 1e25, flower.FedAdagrad: 1e25, flower.FedAvgM: 3e38}  # squared: infinity
+
+
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+@pytest.mark.parametrize("kind", HUGE)
+def test_one_huge_value_costs_a_round_and_not_the_momentum(kind, told):
+    """As if nobody had answered in that round."""
+
+    def huge(reply):
+        return with_rest(reply, HUGE[kind])
+
+    def silence(reply):
+        return []
+
+    def in_round_2(change):
+        rounds = []
+
+        def spoil(reply):
+            rounds.append(reply)
+            return change(reply) if len(rounds) == 2 else [reply]
+
+        return spoil
+
+    def after(change):
+        world = World(make_app(), num_clients=2)
+        world.spoil = {0: in_round_2(change), 1: in_round_2(silence)}
+        options = {"server_momentum": 0.9, "server_learning_rate": 2.0} if kind is flower.FedAvgM else {}
+        inside = kind(fraction_train=1.0, fraction_evaluate=0.0, **options)
+        return run(compressed(strategy=inside), world, 4).arrays, inside
+
+    (found, inside), (expected, other) = after(huge), after(silence)
+    assert same(found, expected)
+    mine, theirs = momenta_of(inside), momenta_of(other)
+    assert mine and all((mine[path] == theirs[path]).all() for path in mine)
+    assert told().count("round 2 would bring NaN or infinity into") == 1
+
+
+def test_nan_in_the_first_model_is_refused_at_the_start_and_infinity_in_a_mask_is_not():
+    for value, refused in ((float("nan"), True), (float("inf"), False)):
+        model = net()
+        model.register_buffer("mask", torch.full((2, 2), value))
+        strategy = Compressed(base(), FedBAT(), model)
+        with pytest.raises(ConfigError, match="mask holds NaN") if refused else nullcontext():
+            strategy._begin(model.state_dict(), {})
+
+
+def test_rounds_in_vain_are_told_with_what_most_replies_were_dropped_for(told):
+    def nobody(reply):
+        reply.content["metrics"]["num-examples"] = 0
+        return [reply]
+
+    world = World(make_app())
+    world.spoil = dict.fromkeys(range(5), nobody)
+    run(compressed(), world, 3)
+    assert "in 3 rounds in a row; 3 of 3 replies were dropped as weight, such as: its metric 'num-examples'" in told()
+
+
+def test_an_own_aggregation_is_told_that_it_gets_the_mean_alone(told):
+    run(compressed(strategy=base(Diverging)), World(make_app()), 1)
+    assert "Diverging.aggregate_train is given a single reply, the mean of all uploads" in told()
+
+    class Median(flower.FedMedian):
+        def aggregate_train(self, server_round, replies):
+            return super().aggregate_train(server_round, replies)
+
+    before = told().count("single reply")
+    run(compressed(strategy=base(Median)), World(make_app()), 1)
+    run(compressed(strategy=base(flower.FedAdam)), World(make_app()), 1)
+    assert told().count("single reply") == before
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "why"),
+    [("control", (2,), r"expected no such array"), ("3.bias", (1,), r"expected \(3,\)")],
+)
+def test_arrays_that_are_not_of_the_model_are_refused_from_a_strategy(name, shape, why):
+    class More(flower.FedAvg):
+        def aggregate_train(self, server_round, replies):
+            arrays, metrics = super().aggregate_train(server_round, replies)
+            return ArrayRecord({**tensors_of_record(arrays), name: torch.zeros(shape)}), metrics
+
+    with pytest.raises(ConfigError, match=rf"More\.aggregate_train returned {name} with shape .*{why}"):
+        run(compressed(strategy=base(More)), World(make_app()), 1)
+
+
+@pytest.mark.parametrize(
+    "kind", [flower.DifferentialPrivacyClientSideFixedClipping, flower.DifferentialPrivacyServerSideFixedClipping]
+)
+def test_a_strategy_around_ours_that_needs_plain_updates_is_refused(kind):
+    with pytest.raises(ConfigError, match=f"{kind.__name__} cannot wrap Compressed"):
+        run(kind(compressed(), 0.1, 1.0, 3), World(make_app()), 1)

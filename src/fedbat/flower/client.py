@@ -155,7 +155,12 @@ class _ClientRound(_PlainRound):
             return {}
         last, now = int(kept.pop("round")), self.node.orders.round
         if last > now:
-            log(WARNING, "fedbat: what is remembered is of round %s, and this is round %s; it is forgotten", last + 1, now + 1)
+            log(
+                WARNING,
+                "fedbat: what is remembered is of round %s, and this is round %s; it is forgotten",
+                last + 1,
+                now + 1,
+            )
             return {}
         when = "before/" if last == now else "after/"
         return {name.removeprefix(when): tensor for name, tensor in kept.items() if name.startswith(when)}

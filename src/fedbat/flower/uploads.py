@@ -222,6 +222,15 @@ def _largest(x: Tensor) -> float:
     return float(x.abs().max()) if x.numel() else 0.0
 
 
+def commonest(dropped: list[Dropped]) -> str:
+    """Why most replies of a round were dropped."""
+    if not dropped:
+        return "no node replied"
+    ((kind, count),) = Counter(drop.kind for drop in dropped).most_common(1)
+    reason = next(drop.reason for drop in dropped if drop.kind == kind)
+    return f"{count} of {len(dropped)} replies were dropped as {kind}, such as: {reason}"
+
+
 def traffic(uploads: list[Upload], dropped: list[Dropped]) -> dict[str, Any]:
     """Metrics of a round's replies; bytes as packed, without Flower's own signaling."""
     found: dict[str, Any] = {
