@@ -28,6 +28,7 @@ _STEPS = (
     "fedbat: begin announced num_steps=%s, but the optimizer took %s steps; methods plan by what is announced (FedBAT: "
     "when its warm-up ends)"
 )
+_UNDONE = "fedbat: what is remembered is of round %s, and this is round %s; it is forgotten"
 ClientAppCallable = Callable[[Message, Context], Message]
 
 
@@ -155,12 +156,7 @@ class _ClientRound(_PlainRound):
             return {}
         last, now = int(kept.pop("round")), self.node.orders.round
         if last > now:
-            log(
-                WARNING,
-                "fedbat: what is remembered is of round %s, and this is round %s; it is forgotten",
-                last + 1,
-                now + 1,
-            )
+            log(WARNING, _UNDONE, last + 1, now + 1)
             return {}
         when = "before/" if last == now else "after/"
         return {name.removeprefix(when): tensor for name, tensor in kept.items() if name.startswith(when)}
