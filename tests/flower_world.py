@@ -35,7 +35,7 @@ class World:
         self.apps = dict.fromkeys(ids, app)
         self.spoil = {}  # partition id -> function(reply) -> list of replies
         self.asked = []  # partition ids of each send_and_receive
-        self.timeouts = set()
+        self.timeouts, self.about = set(), []  # of each send_and_receive; the metadata of each message
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
 
     def partition(self, node):
@@ -48,6 +48,7 @@ class World:
         messages, replies = list(messages), []
         self.timeouts.add(timeout)
         self.asked.append([self.partition(m.metadata.dst_node_id) for m in messages])
+        self.about += [m.metadata for m in messages]
         for message in messages:
             node = message.metadata.dst_node_id
             received = Message(
@@ -61,6 +62,19 @@ class World:
         TaskIdentity.node_id = 1
         random.shuffle(replies)
         return replies
+
+
+def key_of(state, what):
+    """The name in a node's state of what its last training has kept."""
+    return [key for key in state if key.endswith(f".{what}")][-1]
+
+
+def memory_of(state):
+    """What the client will be given in its next round."""
+    if not any(key.endswith(".memory") for key in state):
+        return {}
+    kept = tensors_of_record(state[key_of(state, "memory")])
+    return {name.removeprefix("after/"): tensor for name, tensor in kept.items() if name.startswith("after/")}
 
 
 def net():

@@ -209,9 +209,9 @@ def test_torn_and_stray_files_are_cut_and_removed(federation, uninterrupted, tmp
     ahead = (uninterrupted / "rounds.jsonl").read_text().splitlines(keepends=True)[2:]
     with (folder / "rounds.jsonl").open("a") as file:
         file.write(ahead[0] + ahead[1][:100])
-    for stray in ("w-7.safetensors", "w-2.safetensors.draft", "memory-99.safetensors", "checkpoint.json.draft"):
+    for stray in ("w-7.safetensors", "w-2.safetensors.0a.draft", "memory-99.safetensors", "checkpoint.json.1b.draft"):
         (folder / "checkpoint" / stray).write_bytes(b"torn")
-    (folder / "summary.json.draft").write_text("{")
+    (folder / "summary.json.0a.draft").write_text("{")
     run(federation, folder, deadline=time.monotonic())
     assert len(lines_of(folder)) == 2 and not (folder / "checkpoint" / "memory-99.safetensors").exists()
     run(federation, folder)

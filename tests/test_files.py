@@ -17,6 +17,7 @@ import pytest
 
 from fedbat.data.files import Bundled, Downloadable, Remote, cache_folder
 from fedbat.errors import DataError
+from fedbat.storage import draft_of, remove_old_drafts, write_text
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: refused at once
 
@@ -216,3 +217,31 @@ def test_import_needs_neither_pooch_nor_scipy_nor_matplotlib():
     )
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     subprocess.run([sys.executable, "-c", code], check=True, env=env)
+
+
+def test_two_writers_of_one_file_do_not_share_a_draft(tmp_path):
+    path = tmp_path / "file"
+    with draft_of(path) as first:
+        first.write_text("first")
+        write_text(path, "second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first" and tree(tmp_path) == ["file"]
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path):
+    path = tmp_path / "file"
+    write_text(path, "before")
+    with pytest.raises(KeyboardInterrupt), draft_of(path) as draft:
+        draft.write_text("half")
+        raise KeyboardInterrupt
+    assert path.read_text() == "before" and tree(tmp_path) == ["file"]
+
+
+def test_old_drafts_of_a_file_are_removed(tmp_path):
+    names = ["file.0a.draft", "file.1b.draft", "file-2.0a.draft", "file"]
+    for name in names:
+        (tmp_path / name).touch()
+    for name in set(names) - {"file.1b.draft"}:
+        os.utime(tmp_path / name, (0, 0))
+    remove_old_drafts(tmp_path / "file")
+    assert tree(tmp_path) == ["file", "file-2.0a.draft", "file.1b.draft"]

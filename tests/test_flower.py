@@ -19,7 +19,6 @@ from fedbat import METHODS, EFSignSGD, FedBAT, layout_of, make_method
 from fedbat.errors import ConfigError, MethodError, WireError
 from fedbat.flower import Compressed, begin, fedbat_mod
 from fedbat.flower.checkpoint import ServerCheckpoint
-from fedbat.flower.client import MEMORY
 from fedbat.flower.records import CONFIG, UPLOAD, Orders, tensors_of_record, unpacked
 from fedbat.streams import stream
 from tests.flower_world import (
@@ -29,6 +28,7 @@ from tests.flower_world import (
     client_data,
     compressed,
     make_app,
+    memory_of,
     net,
     run,
     same,
@@ -62,8 +62,7 @@ def test_flower_gives_the_weights_of_the_library_alone(name, settings):
     expected, memories = locally(method, 3)
     assert same(result.arrays, dict(expected))
     for context in world.contexts.values():
-        found = tensors_of_record(context.state.array_records.get(MEMORY, ArrayRecord()))
-        assert same(found, memories.get(context.node_config["partition-id"], {}))
+        assert same(memory_of(context.state), memories.get(context.node_config["partition-id"], {}))
 
 
 def test_clients_are_sampled_by_partition_whatever_their_node_ids():
@@ -356,7 +355,9 @@ def test_rounds_in_vain_leave_the_model_and_are_told(caplog):
         world.spoil[client] = lambda reply: []
     result = run(compressed(), world, num_rounds=3)
     assert same(result.arrays, ArrayRecord(net().state_dict()))
-    assert caplog.text.count("nothing was learned in 3 rounds in a row; is mods=[fedbat_mod] in the ClientApp") == 1
+    assert (
+        caplog.text.count("learned in 3 rounds in a row; no node replied; is mods=[fedbat_mod] in the ClientApp") == 1
+    )
 
 
 def test_a_stock_strategy_fails_loudly_on_packed_replies():

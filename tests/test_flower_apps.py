@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import FLOWER_LOGGER
 from flwr.serverapp import strategy as flower
@@ -88,6 +88,20 @@ class Special(Changed):
         message.metadata.message_type = "train.special"
 
 
+class Grouped(Changed):
+    ttl = 3600.0
+
+    def change(self, number, message):
+        kind, about = message.metadata.message_type, message.metadata
+        message.__dict__.update(
+            Message(message.content, about.dst_node_id, kind, ttl=self.ttl, group_id="mine").__dict__
+        )
+
+
+class Brief(Grouped):
+    ttl = 3.0
+
+
 class Starting(flower.FedAvg):
     def start(self, *args, **kwargs):
         return super().start(*args, **kwargs)
@@ -137,6 +151,77 @@ def test_nodes_are_asked_by_the_name_of_the_strategys_action():
 
     found = run(compressed(strategy=base(Special)), World(app)).arrays
     assert same(found, run(compressed(strategy=base(Changed)), World(make_app())).arrays)
+
+
+@pytest.mark.parametrize(("kind", "ttl"), [(flower.FedAvg, 40.0), (Grouped, 40.0), (Brief, 3.0)])
+def test_messages_expire_with_their_round_and_keep_their_group(kind, ttl):
+    """Else a slow node works through all the rounds that it has missed."""
+    world = World(make_app())
+    run(compressed(strategy=base(kind), timeout=40), world, 2)
+    hellos, sent = world.about[:5], world.about[5:]
+    assert [about.ttl for about in hellos] == [40] * 5 and [about.ttl for about in sent] == [ttl] * 6
+    assert {about.group_id for about in sent} == {"" if kind is flower.FedAvg else "mine"}
+
+
+def failing(app, partition):
+    """As Flower answers for an app that raises."""
+
+    def answer(msg, context):
+        try:
+            return app(msg, context)
+        except Exception as error:
+            return Message(Error(code=2, reason=f"Traceback\n{type(error).__name__}: {error}"), reply_to=msg)
+
+    return lambda msg, context: (answer if context.node_config["partition-id"] == partition else app)(msg, context)
+
+
+def test_a_mod_around_ours_may_read_the_config(told):
+    """Also in the question who a node is, which comes before its first training."""
+
+    def mine(msg, context, call_next):
+        assert msg.content["config"]["lr"] == 0.1
+        return call_next(msg, context)
+
+    world = World(make_app(mine, fedbat_mod))
+    assert same(run(compressed(), world).arrays, run(compressed(), World(make_app())).arrays) and not told()
+
+
+def test_a_node_that_cannot_say_who_it_is_is_told_of_with_the_reason_and_counted(told):
+    def mine(msg, context, call_next):
+        return call_next(msg, context) if msg.content["config"]["mu"] else None
+
+    broken, world = make_app(mine, fedbat_mod), World(make_app())
+    node = next(node for node in world.contexts if world.partition(node) == 2)
+    world.apps[node] = failing(broken, 2)
+    found = run(compressed(), world).train_metrics_clientapp
+    assert [found[round_]["fedbat-unknown"] for round_ in (1, 2, 3)] == [1, 1, 1]
+    (line,) = [line for line in told() if "has not said who it is" in line]
+    assert f"node {node} " in line and "takes no part until it does: the client failed: KeyError: " in line
+
+
+def test_without_a_single_partition_id_a_seed_promises_too_much(told):
+    world = World(ClientApp())  # without the mod
+    for node in world.contexts:
+        world.apps[node] = failing(world.apps[node], world.partition(node))
+    found = run(compressed(), world, 2).train_metrics_clientapp
+    assert found[1]["fedbat-unknown"] == 5 and found[1]["fedbat-dropped-failed"] == 3
+    assert sum("no node has told a partition-id, so which ones train is not repeatable" in x for x in told()) == 1
+
+
+def test_a_node_whose_partition_changes_is_known_by_the_new_one(told):
+    """An operator restarts it with another --node-config; with its key it is the same node to Flower."""
+    world = World(make_app(), num_clients=4)
+    node = next(node for node in world.contexts if world.partition(node) == 2)
+
+    def evaluate(round_, arrays):
+        if round_ == 1:
+            world.contexts[node].node_config["partition-id"] = 4
+
+    strategy = base()
+    strategy.fraction_train = 1.0
+    run(compressed(strategy=strategy), world, 4, evaluate_fn=evaluate)
+    assert sum(f"node {node} has the partition-id 4 now; it had 2" in line for line in told()) == 1
+    assert [sorted(asked) for asked in world.asked if asked][-1] == [0, 1, 3, 4]
 
 
 def test_nodes_that_are_never_sampled_are_told_of_once(told):

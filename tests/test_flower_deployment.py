@@ -18,12 +18,11 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedbat import layout_of, make_method
 from fedbat.flower import Compressed
-from fedbat.flower.client import MEMORY
 from fedbat.flower.records import tensors_of_record
 from fedbat.following import message_bytes
 from fedbat.storage import load_tensors
 from tests.flower_processes import Processes, accuracies, free_port, train_metrics
-from tests.flower_world import World
+from tests.flower_world import World, key_of
 
 QUICKSTART = Path(__file__).parent.parent / "examples" / "flower-quickstart"
 SETTINGS = {
@@ -120,7 +119,9 @@ def without_network(client_app, model):
     strategy = Compressed(inside, make_method(SETTINGS["method"]), model, seed=SETTINGS["seed"])
     result = strategy.start(world, ArrayRecord(model.state_dict()), ROUNDS + 1)
     states = {world.partition(node): context.state for node, context in world.contexts.items()}
-    return tensors_of_record(result.arrays), {k: tensors_of_record(state[MEMORY]) for k, state in states.items()}
+    return tensors_of_record(result.arrays), {
+        k: tensors_of_record(state[key_of(state, "memory")]) for k, state in states.items()
+    }
 
 
 def same(a, b):
@@ -180,7 +181,7 @@ def test_every_round_is_aggregated_whatever_a_node_does(tmp_path, monkeypatch):
         run("run", ROUNDS)
         processes.wait_for("node-2", "Receiving: train message", times=3, timeout=240)  # a hello, round 1, round 2
         processes.end("node-2")
-        (memory,) = (folder / "memory").glob("*-client-2.safetensors")
+        (memory,) = (folder / "memory").glob("*-memory-2.safetensors")
         before = memory.read_bytes()
         supernode(2)
         processes.wait_for("node-2", "Failed to activate SuperNode")  # the SuperLink still waits for its heartbeat
@@ -210,7 +211,7 @@ def test_every_round_is_aggregated_whatever_a_node_does(tmp_path, monkeypatch):
     found = {name.removeprefix("model/"): tensor for name, tensor in load_tensors(last).items()}
     assert same(found, weights)
     for k, expected in memories.items():  # node 2 went on with what it remembered before it died
-        (memory,) = (folder / "memory").glob(f"*-client-{k}.safetensors")
+        (memory,) = (folder / "memory").glob(f"*-memory-{k}.safetensors")
         assert same(load_tensors(memory), expected)
 
 

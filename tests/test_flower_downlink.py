@@ -14,7 +14,7 @@ from fedbat.averaging import averaged
 from fedbat.downlink import DOWNLINKS, snapshot
 from fedbat.errors import ConfigError, DataError
 from fedbat.flower import Compressed, fedbat_mod
-from fedbat.flower.records import CONFIG, PUBLIC, tensors_of_record
+from fedbat.flower.records import CONFIG, tensors_of_record
 from fedbat.flower.sending import SENDING
 from fedbat.following import Follower, Held, Leader, follow, message_bytes
 from fedbat.layout import whole_layout
@@ -22,6 +22,7 @@ from tests.flower_world import (
     World,
     base,
     compressed,
+    key_of,
     make_app,
     net,
     run,
@@ -185,31 +186,35 @@ class Told:
             assert all(same(found, model) for found in models.values()), round_
 
 
+def replace_public(context, tensors):
+    context.state[key_of(context.state, "public")] = ArrayRecord(tensors)
+
+
 def restarted(context):
     context.state = RecordDict()
 
 
 def damaged(context):
-    tensors = tensors_of_record(context.state.array_records[PUBLIC])
+    tensors = tensors_of_record(context.state[key_of(context.state, "public")])
     tensors["w/0.weight"].view(-1)[3].view(torch.int32).bitwise_xor_(1)
-    context.state[PUBLIC] = ArrayRecord(dict(tensors))
+    replace_public(context, dict(tensors))
 
 
 def version_gone(context):
-    del context.state.array_records[PUBLIC]["version"]
+    del context.state[key_of(context.state, "public")]["version"]
 
 
 def other_tensors(context):
-    context.state[PUBLIC] = ArrayRecord({"version": torch.tensor(1), "w/a": torch.zeros(2, 2)})
+    replace_public(context, {"version": torch.tensor(1), "w/a": torch.zeros(2, 2)})
 
 
 def of_another_training(context):
     w = {name: x + 1 for name, x in net().state_dict().items()}
-    context.state[PUBLIC] = ArrayRecord(Follower(WHOLE, 2, w).to_tensors())
+    replace_public(context, Follower(WHOLE, 2, w).to_tensors())
 
 
 def older(context):
-    context.state[PUBLIC] = ArrayRecord(Follower.of(WHOLE, net().state_dict()).to_tensors())
+    replace_public(context, Follower.of(WHOLE, net().state_dict()).to_tensors())
 
 
 HARM = [restarted, damaged, version_gone, other_tensors, of_another_training, older]

@@ -10,10 +10,10 @@ from torch import nn
 from fedbat import FedBAT, layout_of
 from fedbat.downlink import snapshot
 from fedbat.flower import Compressed, begin, fedbat_mod
-from fedbat.flower.records import CONFIG, FROZEN, model_to_bytes
+from fedbat.flower.records import CONFIG, model_to_bytes
 from fedbat.following import message_bytes
 from fedbat.layout import Layout, whole_layout
-from tests.flower_world import World
+from tests.flower_world import World, key_of
 
 ROLES = {"table": "skip"}
 STILL = ("frozen.weight", "frozen.bias", "table")
@@ -125,11 +125,11 @@ def test_what_never_changes_need_not_be_finite():
 
 
 def lose(context):
-    del context.state[FROZEN]
+    del context.state[key_of(context.state, "frozen")]
 
 
 def damage(context):
-    kept = context.state[FROZEN]["packed"]
+    kept = context.state[key_of(context.state, "frozen")]["packed"]
     kept.data = kept.data[:-1] + bytes([kept.data[-1] ^ 1])
 
 

@@ -20,7 +20,7 @@ from fedbat.simulation import State
 from fedbat.storage import DRAFT, load_tensors, save_tensors, write_text
 from fedbat.streams import Tensors
 
-_OURS = re.compile(rf"(checkpoint\.json|(w|memory)-\d+\.safetensors)({re.escape(DRAFT)})?")
+_OURS = re.compile(rf"(checkpoint\.json|(w|memory)-\d+\.safetensors)(\.\w+{re.escape(DRAFT)})?")
 
 
 class Checkpoint(NamedTuple):

@@ -80,6 +80,8 @@ class RunRecord:
     def close(self, status: str, num_rounds: int, state: State) -> None:
         """Write the model after `num_rounds` rounds and the final summary ("finished", "interrupted" or "failed")."""
         self._cut(num_rounds)  # Ctrl-C may have come while a line was written
+        for draft in self.folder.glob(f"*{DRAFT}"):  # left behind by a process that was killed
+            draft.unlink()
         if not self.rounds:
             for name in ("rounds.jsonl", "summary.json"):
                 (self.folder / name).unlink()

@@ -1,9 +1,12 @@
 """Files that are complete or absent: written under a draft name, then renamed."""
 
+import glob
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from uuid import uuid4
 
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -13,6 +16,7 @@ from fedbat.errors import ConfigError
 from fedbat.streams import Tensors
 
 DRAFT = ".draft"
+_DAY = 24 * 60 * 60  # seconds
 os.umask(_UMASK := os.umask(0))  # there is no other way to read it
 
 
@@ -28,11 +32,22 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def draft_of(path: Path) -> Iterator[Path]:
-    """Yield a file to write instead of `path`, which it replaces once it is complete."""
-    draft = path.with_name(path.name + DRAFT)
-    yield draft
-    draft.chmod(0o666 & ~_UMASK)  # safetensors makes files that only their owner can read
-    os.replace(draft, path)
+    """Yield a file to write instead of `path`, which it replaces once it is complete; no two writers share one."""
+    draft = path.with_name(f"{path.name}.{uuid4().hex}{DRAFT}")
+    try:
+        yield draft
+        draft.chmod(0o666 & ~_UMASK)  # safetensors makes files that only their owner can read
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def remove_old_drafts(path: Path) -> None:
+    """Delete what writers of `path` that were killed left behind: its drafts that are older than a day."""
+    for draft in path.parent.glob(f"{glob.escape(path.name)}.*{DRAFT}"):
+        with suppress(FileNotFoundError):  # its writer, or another process, was faster
+            if draft.stat().st_mtime < time.time() - _DAY:
+                draft.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -5,21 +5,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.serverapp.strategy import Strategy
 from safetensors import SafetensorError
 
 from fedbat.errors import DataError
+from fedbat.flower.carried import give_momenta, momenta_of
 from fedbat.storage import load_tensors, save_tensors, write_text
 from fedbat.streams import Tensors
 
-_STATE = ("m_t", "v_t", "momentum_vector")  # of Flower's FedOpt family (arrays by name) and FedAvgM (a list of them)
-_NUMBER = "."  # precedes a position in a list; no parameter's name begins with it
-
 
 class ServerCheckpoint:
-    """A folder with the last round's file and a file that names it; valid at every moment."""
+    """A folder with the last round's file and a file that names it; valid at every moment. One run at a time has it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -28,7 +25,6 @@ class ServerCheckpoint:
         """The name of the training kept here; `new` if there is none yet."""
         path = self.folder / "training"
         if not path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
             write_text(path, new)
         return path.read_text()
 
@@ -39,19 +35,12 @@ class ServerCheckpoint:
     def save(self, round_: int, models: Mapping[str, Tensors], strategy: Strategy, settings: Mapping[str, Any]) -> None:
         """Replace the file of the round before."""
         tensors = {f"{kind}/{name}": tensor for kind, model in models.items() for name, tensor in model.items()}
-        for kind in _STATE:
-            carried = getattr(strategy, kind, None)
-            if not isinstance(carried, dict | list):  # another's attribute of that name
-                continue
-            if isinstance(carried, list):
-                carried = {f"{_NUMBER}{index}": array for index, array in enumerate(carried)}
-            for name, array in carried.items():
-                tensors[f"{kind}/{name}"] = torch.from_numpy(np.asarray(array))
+        tensors |= {path: torch.from_numpy(array) for path, array in momenta_of(strategy).items()}
         path = self.folder / f"round-{round_}.safetensors"
         save_tensors(path, tensors)
         last = {"round": round_, "file": path.name, "settings": settings}
         write_text(self.folder / "last.json", json.dumps(last) + "\n")
-        for old in self.folder.glob("round-*.safetensors"):
+        for old in self.folder.glob("round-*"):  # drafts, too: nobody else writes here
             if old != path:
                 old.unlink()
 
@@ -68,8 +57,5 @@ class ServerCheckpoint:
         for path, tensor in tensors.items():
             kind, _, name = path.partition("/")
             models.setdefault(kind, {})[name] = tensor
-        for kind in _STATE:
-            if found := {name: x.numpy() for name, x in models.pop(kind, {}).items()}:
-                in_a_list = f"{_NUMBER}0" in found
-                setattr(strategy, kind, [found[f"{_NUMBER}{i}"] for i in range(len(found))] if in_a_list else found)
+        give_momenta(strategy, models)
         return last["round"], models, last.get("settings", {})

@@ -18,17 +18,17 @@ from torch.optim import Optimizer
 
 from fedbat.errors import DivergedError, MethodError
 from fedbat.flower.mods import refuse_other_mods
-from fedbat.flower.receiving import UNREADABLE, CannotFollow, Node, receive
+from fedbat.flower.receiving import CannotFollow, Node, receive
 from fedbat.flower.records import CONFIG, REFUSED, UPLOAD, Orders, packed, record_of_tensors, tensors_of_record
 from fedbat.layout import Layout, layout_of, tensors_of, uncompiled
 from fedbat.streams import Tensors, UniformNoise
 from fedbat.training import LocalTraining
 
-MEMORY = "fedbat.memory"  # key in Context.state
 _STEPS = (
     "fedbat: begin announced num_steps=%s, but the optimizer took %s steps; methods plan by what is announced (FedBAT: "
     "when its warm-up ends)"
 )
+_UNDONE = "fedbat: what is remembered is of round %s, and this is round %s; it is forgotten"
 ClientAppCallable = Callable[[Message, Context], Message]
 
 
@@ -143,19 +143,23 @@ class _ClientRound(_PlainRound):
         if any(not torch.isfinite(tensor).all() for tensor in upload.memory.values()):
             raise DivergedError("training diverged to NaN or infinity; nothing is sent, and the memory stays as it was")
         if upload.memory:
-            self.node.save("client", MEMORY, {name: tensor.cpu() for name, tensor in upload.memory.items()})
-            self.node.context.state[CONFIG] = ConfigRecord({"training": self.node.orders.training})
+            kept = {"round": torch.tensor(self.node.orders.round)}
+            for when, memory in (("before", self.local.memory), ("after", upload.memory)):
+                kept |= {f"{when}/{name}": tensor.cpu() for name, tensor in memory.items()}
+            self.node.save("memory", kept)
         return upload.to_bytes()
 
     def _remembered(self) -> Tensors:
-        state = self.node.context.state
-        if CONFIG in state and state.config_records[CONFIG]["training"] == self.node.orders.training:
-            return tensors_of_record(state.array_records[MEMORY])
-        try:
-            return self.node.from_file("client")
-        except UNREADABLE as error:
-            log(WARNING, "fedbat: %s is damaged (%s); training goes on without it", self.node.file("client"), error)
+        """The memory before this round, even if it was trained before and its uploads were lost."""
+        kept = next((kept for kept in self.node.kept("memory") if "round" in kept), None)
+        if kept is None or not self.node.orders.method.remembers:
             return {}
+        last, now = int(kept.pop("round")), self.node.orders.round
+        if last > now:
+            log(WARNING, _UNDONE, last + 1, now + 1)
+            return {}
+        when = "before/" if last == now else "after/"
+        return {name.removeprefix(when): tensor for name, tensor in kept.items() if name.startswith(when)}
 
 
 def _check_loaded(model: nn.Module, layout: Layout, received: Tensors) -> None:

@@ -19,9 +19,9 @@ from fedbat.streams import Tensors
 class Delivery:
     """Makes the messages, round after round; `num_bytes` is the packed size of the latest ones."""
 
-    def __init__(self, sending: Sending, manifest: Manifest, nodes: Nodes) -> None:
+    def __init__(self, sending: Sending, manifest: Manifest, nodes: Nodes, timeout: float) -> None:
         self.sending, self.manifest, self.num_bytes = sending, manifest, 0
-        self._nodes = nodes
+        self._nodes, self._timeout = nodes, timeout
         self._fill: Callable[[list[int]], list[Message]] = lambda nodes: []
 
     @property
@@ -77,7 +77,9 @@ class Delivery:
                 contents[held, whole] = sum(map(len, arrays.values())), content
             size, content = contents[held, whole]
             self.num_bytes += size
-            messages.append(Message(content, message_type=draft.metadata.message_type, dst_node_id=node))
+            about = draft.metadata
+            ttl = min(about.ttl, self._timeout)  # a slow node need not work on rounds that are over
+            messages.append(Message(content, node, about.message_type, ttl=ttl, group_id=about.group_id))
         return messages
 
 

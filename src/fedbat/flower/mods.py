@@ -17,7 +17,8 @@ _INSTEAD = {
 
 def refuse_other_mods(call_next: Callable[..., Any]) -> None:
     """Look at the mods inside this one, through Flower's closures, and at those around it, on the stack."""
-    for mod in [*_inside(call_next), *_around()]:
+    around = [name if owner is None else type(owner).__name__ for name, owner in callers()]
+    for mod in [*_inside(call_next), *around]:
         if (instead := _INSTEAD.get(mod)) is not None:
             raise ConfigError(
                 f"{mod} needs the client's plain arrays, and fedbat sends a packed update; remove it from the "
@@ -35,9 +36,9 @@ def _inside(call_next: Callable[..., Any]) -> Iterator[str]:
             yield from _inside(found)
 
 
-def _around() -> Iterator[str]:
+def callers() -> Iterator[tuple[str, Any]]:
+    """The functions on the stack, the innermost first, each with the object whose method it is, if it is one."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
-        owner = frame.f_locals.get("self")
-        yield frame.f_code.co_name if owner is None else type(owner).__name__
+        yield frame.f_code.co_name, frame.f_locals.get("self")

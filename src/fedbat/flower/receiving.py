@@ -4,15 +4,18 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from logging import WARNING
 from pathlib import Path
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context
+from flwr.common.logger import log
 from safetensors import SafetensorError
 
-from fedbat.errors import WireError
+from fedbat.errors import ConfigError, WireError
 from fedbat.flower.manifest import hash_of, whole_of
 from fedbat.flower.records import (
+    CONFIG,
     FROZEN,
     MODEL,
     PUBLIC,
@@ -24,11 +27,11 @@ from fedbat.flower.records import (
 )
 from fedbat.following import Follower, follow
 from fedbat.layout import Layout
-from fedbat.storage import load_tensors, save_tensors
+from fedbat.storage import load_tensors, make_folder, remove_old_drafts, save_tensors
 from fedbat.streams import Tensors
 from fedbat.wire import Payload
 
-UNREADABLE = (SafetensorError, OSError, ValueError, RuntimeError)  # what reading a damaged file raises
+_UNREADABLE = (SafetensorError, OSError, ValueError, RuntimeError)  # what reading a damaged file raises
 FOLDER = "fedbat-memory"  # key in a node's config: a folder where what it keeps survives a restart
 
 
@@ -38,7 +41,10 @@ class CannotFollow(WireError):
 
 @dataclass
 class Node:
-    """What a node keeps of a training: in Context.state, and in files where its config names a folder."""
+    """What a node keeps of a training: in Context.state, and in files where its config names a folder.
+
+    The state holds the last two trainings that kept something: two strategies of one app may take turns.
+    """
 
     context: Context
     orders: Orders
@@ -56,12 +62,30 @@ class Node:
         name = f"{self.orders.training}-{what}-{who}.safetensors"
         return None if folder is None else Path(str(folder)) / name
 
-    def save(self, what: str, key: str, tensors: Tensors) -> None:
-        """Keep tensors in the state under `key`, and in the file."""
-        self.context.state[key] = record_of_tensors(tensors)
+    def key(self, what: str) -> str:
+        """The name of a record in the state."""
+        return f"{CONFIG}.{self.orders.training}.{what}"
+
+    def save(self, what: str, tensors: Tensors) -> None:
+        """Keep tensors in the state and in the file."""
+        state = self.context.state
+        state.pop(self.key(what), None)  # it becomes the last
+        state[self.key(what)] = record_of_tensors(tensors)
+        ours = [key for key in state if key.startswith(f"{CONFIG}.")]
+        trainings = list(dict.fromkeys(key.split(".")[1] for key in reversed(ours)))
+        for key in ours:
+            if key.split(".")[1] not in trainings[:2]:
+                del state[key]
         if (path := self.file(what)) is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_tensors(path, tensors)
+            make_folder(path.parent)
+            try:
+                save_tensors(path, tensors)
+                remove_old_drafts(path)
+            except (OSError, SafetensorError) as error:
+                raise ConfigError(
+                    f"{path.parent} cannot be written ({error}); name another folder as {FOLDER} in --node-config, or "
+                    "make room"
+                ) from error
 
     @cached_property
     def layout(self) -> Layout:
@@ -71,7 +95,7 @@ class Node:
     @cached_property
     def public(self) -> Follower | None:
         """The public model that this node holds; one that cannot be read counts as none."""
-        for tensors in self._kept("public", PUBLIC):
+        for tensors in self.kept("public"):
             with suppress(WireError, ValueError, RuntimeError):  # RuntimeError: sizes that do not fit
                 return Follower.from_tensors(self.layout, tensors)
         return None
@@ -79,7 +103,7 @@ class Node:
     @cached_property
     def frozen(self) -> bytes:
         """The frozen tensors that this node holds, packed; damaged ones count as none."""
-        found = (tensors["packed"].numpy().tobytes() for tensors in self._kept("frozen", FROZEN) if "packed" in tensors)
+        found = (tensors["packed"].numpy().tobytes() for tensors in self.kept("frozen") if "packed" in tensors)
         return next((raw for raw in found if hash_of(raw) == self.orders.frozen), b"")
 
     def told(self) -> ConfigRecord:
@@ -91,19 +115,19 @@ class Node:
             told["frozen"] = hash_of(self.frozen)
         return told
 
-    def _kept(self, what: str, key: str) -> Iterator[Tensors]:
+    def kept(self, what: str) -> Iterator[Tensors]:
         """Yield what `save` was given, as far as it can be read: from the state, then from the file."""
-        for load in (self._from_state, self.from_file):
-            with suppress(*UNREADABLE):
-                yield load(what, key)
-
-    def _from_state(self, what: str, key: str) -> Tensors:
-        return tensors_of_record(self.context.state.array_records.get(key, ArrayRecord()))
-
-    def from_file(self, what: str, key: str = "") -> Tensors:
-        """What `save` wrote; nothing if there is no file."""
+        with suppress(*_UNREADABLE):
+            if self.key(what) in self.context.state:
+                yield tensors_of_record(self.context.state.array_records[self.key(what)])
         path = self.file(what)
-        return load_tensors(path) if path is not None and path.exists() else {}
+        if path is not None and path.exists():
+            try:
+                found = load_tensors(path)
+            except _UNREADABLE as error:
+                log(WARNING, "fedbat: %s is damaged (%s); it counts as gone", path, error)
+            else:
+                yield found
 
 
 def receive(record: ArrayRecord, node: Node) -> Tensors:
@@ -126,7 +150,7 @@ def _frozen(sent: bytes | None, node: Node) -> Tensors:
         raise CannotFollow(f"the frozen tensors with hash {node.orders.frozen.hex()} {what}; ask for them")
     if sent is not None:
         node.frozen = raw
-        node.save("frozen", FROZEN, {"packed": torch.frombuffer(bytearray(raw), dtype=torch.uint8)})
+        node.save("frozen", {"packed": torch.frombuffer(bytearray(raw), dtype=torch.uint8)})
     return model_from_bytes(raw)
 
 
@@ -137,7 +161,7 @@ def _follow(data: bytes, node: Node) -> Tensors:
         raise CannotFollow(str(error)) from None
     if moved is not node.public:
         node.public = moved
-        node.save("public", PUBLIC, moved.to_tensors())
+        node.save("public", moved.to_tensors())
     return moved.w
 
 

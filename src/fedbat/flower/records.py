@@ -91,6 +91,14 @@ def frozen_in(told: ConfigRecord) -> bytes:
     return hash_ if isinstance(hash_, bytes) else b""
 
 
+def failure_in(reply: Message) -> str | None:
+    """What failed at the client; None if nothing did. The traceback that Flower sends, too, is in the client's log."""
+    if not reply.has_error():
+        return None
+    lines = [line.strip() for line in (reply.error.reason or "").splitlines() if line.strip(" '>")]
+    return "the client failed: " + (lines or ["no reason given"])[-1].removesuffix("'>")[:300]
+
+
 def refusal_in(reply: Message) -> str | None:
     """Why a node did not take the model that it was sent; None if it did."""
     if not reply.has_content() or CONFIG not in reply.content.config_records:

@@ -7,13 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from logging import WARNING
 from typing import ClassVar
 
 import numpy as np
 import torch
+from flwr.common.logger import log
 
 from fedbat.downlink import FOLLOW, FULL, SNAPSHOTS, snapshot
-from fedbat.errors import ConfigError
+from fedbat.errors import ConfigError, WireError
 from fedbat.flower.records import MODEL, PUBLIC, SNAPSHOT, model_to_bytes
 from fedbat.following import HASH_BYTES, Follower, Held, Leader, Step
 from fedbat.layout import Layout
@@ -108,19 +110,18 @@ class SendSteps(Sending):
 
     @classmethod
     def begin(cls, layout: Layout, w: Tensors, saved: Tensors) -> "SendSteps":
-        """Begin with the true model as the public one, or go on from what `to_tensors` gave."""
+        """Go on from what `to_tensors` gave; without it, or if it is of another layout, the true model is public."""
         _check_finite(w)
-        if not saved:
+        public = {name: x for name, x in saved.items() if not name.startswith("step/")}
+        try:
+            follower = Follower.from_tensors(layout, public) if saved else Follower.of(layout, w)
+        except WireError as error:
+            log(WARNING, "fedbat: nodes are sent the whole model anew: in the checkpoint, %s", error)
             return cls(Leader(Follower.of(layout, w)))
         kept = sorted((int(name.removeprefix("step/")), x) for name, x in saved.items() if name.startswith("step/"))
-        steps = [(version, x.numpy().tobytes()) for version, x in kept]
-        public = {name: x for name, x in saved.items() if not name.startswith("step/")}
-        return cls(
-            Leader(
-                Follower.from_tensors(layout, public),
-                tuple(Step(Held(version, raw[:HASH_BYTES]), raw[HASH_BYTES:]) for version, raw in steps),
-            )
-        )
+        raws = [(version, x.numpy().tobytes()) for version, x in kept]
+        steps = tuple(Step(Held(version, raw[:HASH_BYTES]), raw[HASH_BYTES:]) for version, raw in raws)
+        return cls(Leader(follower, steps))
 
     @property
     def layout_text(self) -> str:

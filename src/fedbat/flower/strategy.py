@@ -8,6 +8,7 @@ model per client.
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
@@ -24,15 +25,26 @@ from torch import nn
 from fedbat.averaging import averaged, check_average
 from fedbat.downlink import FOLLOW, FULL, check_downlink
 from fedbat.errors import ConfigError
+from fedbat.flower.carried import Carried
 from fedbat.flower.checkpoint import ServerCheckpoint
 from fedbat.flower.delivery import Delivery, SecondTry
 from fedbat.flower.manifest import Manifest
 from fedbat.flower.nodes import Nodes, Question
 from fedbat.flower.records import CONFIG, Orders, record_of_tensors, tensors_of_record
 from fedbat.flower.sending import SENDING
-from fedbat.flower.suited import COMPARING, check_drafts, check_model, check_strategy, chooses_nodes, metrics_known
-from fedbat.flower.uploads import Rules, Upload, not_finite, read_replies, read_scores, traffic
+from fedbat.flower.suited import (
+    COMPARING,
+    check_around,
+    check_drafts,
+    check_model,
+    check_result,
+    check_strategy,
+    is_own,
+    metrics_known,
+)
+from fedbat.flower.uploads import Rules, Upload, commonest, not_finite, read_replies, read_scores, traffic
 from fedbat.layout import Role, layout_of, tied_names, uncompiled, whole_layout
+from fedbat.lock import locked
 from fedbat.method import Method
 from fedbat.methods import method_name
 from fedbat.server import Aggregator
@@ -40,12 +52,16 @@ from fedbat.streams import Tensors, stream
 
 _TOO_OFTEN = 3  # rounds without an upload, after which it is no chance
 _IN_VAIN = (
-    "fedbat: nothing was learned in %s rounds in a row; is mods=[fedbat_mod] in the ClientApp, and is its model the "
-    "one that was given here?"
+    "fedbat: nothing was learned in %s rounds in a row; %s; is mods=[fedbat_mod] in the ClientApp, and is its model "
+    "the one that was given here?"
 )
 _NO_EVALUATION = (
     "fedbat: clients do not evaluate, although fraction_evaluate is %s; evaluate_on_clients=True lets them, at a "
     "second download of the model"
+)
+_ONE_REPLY = (
+    "fedbat: %s.aggregate_train is given a single reply, the mean of all uploads; if it compares clients, derive it "
+    "from FedMedian or another strategy that does, which is given each client's model"
 )
 
 
@@ -128,37 +144,38 @@ class Compressed(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Start as every Flower strategy does, or go on after the last round of the checkpoint."""
-        saved: dict[str, Tensors] = {}
-        self.timeout = self.timeout if timeout is None else timeout
-        self._training = uuid4().hex  # what clients remember of an earlier one is not of this one
-        if self._checkpoint is not None:
-            self._training = self._checkpoint.name_of(self._training)
-        if self._checkpoint is not None and self._checkpoint.exists():
-            self._rounds_before, saved, settings = self._checkpoint.load(self.strategy)
-            initial_arrays = record_of_tensors(saved["model"])
-            log(INFO, "fedbat: going on after round %s of %s", self._rounds_before, num_rounds)
-            for name, now in self._settings.items():
-                if (before := settings.get(name, now)) != now:
-                    log(WARNING, "fedbat: going on with another %s: %s before, %s now", name, before, now)
-        self._past = saved.get("average", {})
-        self._begin(tensors_of_record(initial_arrays), saved.get("public", {}))
-        before = self._rounds_before
-        result = super().start(
-            cast(Grid, SecondTry(grid, self._delivery.again)), initial_arrays, max(0, num_rounds - before),
-            self.timeout, train_config, evaluate_config,
-            evaluate_fn and (lambda round_, arrays: evaluate_fn(round_ + before, arrays)),
-        )  # fmt: skip
-        if before:
-            for found in (
-                result.train_metrics_clientapp,
-                result.evaluate_metrics_clientapp,
-                result.evaluate_metrics_serverapp,
-            ):
-                shifted = {round_ + before: metrics for round_, metrics in found.items()}
-                found.clear()
-                found.update(shifted)
-        result.arrays = result.arrays or initial_arrays  # no round has changed them
-        return result
+        with nullcontext() if self._checkpoint is None else locked(self._checkpoint.folder):
+            saved: dict[str, Tensors] = {}
+            self.timeout = self.timeout if timeout is None else timeout
+            self._training = uuid4().hex  # what clients remember of an earlier one is not of this one
+            if self._checkpoint is not None:
+                self._training = self._checkpoint.name_of(self._training)
+            if self._checkpoint is not None and self._checkpoint.exists():
+                self._rounds_before, saved, settings = self._checkpoint.load(self.strategy)
+                initial_arrays = record_of_tensors(saved["model"])
+                log(INFO, "fedbat: going on after round %s of %s", self._rounds_before, num_rounds)
+                for name, now in self._settings.items():
+                    if (before := settings.get(name, now)) != now:
+                        log(WARNING, "fedbat: going on with another %s: %s before, %s now", name, before, now)
+            self._past = saved.get("average", {})
+            self._begin(tensors_of_record(initial_arrays), saved.get("public", {}))
+            before = self._rounds_before
+            result = super().start(
+                cast(Grid, SecondTry(grid, self._delivery.again)), initial_arrays, max(0, num_rounds - before),
+                self.timeout, train_config, evaluate_config,
+                evaluate_fn and (lambda round_, arrays: evaluate_fn(round_ + before, arrays)),
+            )  # fmt: skip
+            if before:
+                for found in (
+                    result.train_metrics_clientapp,
+                    result.evaluate_metrics_clientapp,
+                    result.evaluate_metrics_serverapp,
+                ):
+                    shifted = {round_ + before: metrics for round_, metrics in found.items()}
+                    found.clear()
+                    found.update(shifted)
+            result.arrays = result.arrays or initial_arrays  # no round has changed them
+            return result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -167,6 +184,7 @@ class Compressed(Strategy):
         round_ = server_round + self._rounds_before
         before, self._w = self._w, tensors_of_record(arrays)
         if self._begun is None:  # a loop other than `start`
+            check_around()
             self._begin(self._w, {})
         elif before and any(not torch.equal(before[name], x) for name, x in self._w.items()):
             self._delivery.go_on(self._w)  # somebody changed the model between two rounds
@@ -178,8 +196,11 @@ class Compressed(Strategy):
         chosen = [draft.metadata.dst_node_id for draft in drafts]
         orders = self._orders(round_)
         if self.seed is not None:
-            hello = replace(orders, hello=True).to_config()
-            question = Question(RecordDict({CONFIG: hello}), drafts[0].metadata.message_type)
+            content = RecordDict(dict(drafts[0].content.items()))  # mods around ours may read the strategy's settings
+            for key in list(content.array_records):
+                del content[key]
+            content[CONFIG] = replace(orders, hello=True).to_config()
+            question = Question(content, drafts[0].metadata.message_type)
             known = self._nodes.meet(grid, question, len(chosen), self.timeout)
             if known:
                 ids, num = sorted(known), min(len(chosen), len(known))
@@ -204,15 +225,16 @@ class Compressed(Strategy):
             client = self._nodes.clients.get(node, "of unknown number")
             log(WARNING, "fedbat: round %s goes on without node %s, client %s: no reply", round_, node, client)
         counts = traffic(uploads, dropped)
-        counts |= {"fedbat-missing": len(missing), "fedbat-downlink-bytes": self._delivery.num_bytes}
+        counts |= {"fedbat-missing": len(missing), "fedbat-unknown": self._nodes.num_unknown}
+        counts["fedbat-downlink-bytes"] = self._delivery.num_bytes
         asked, self._asked = self._asked, []
         if not uploads:
             log(WARNING, "fedbat: round %s has no upload to add; the model stays as it is", round_)
             self._in_vain += bool(asked)
             if self._in_vain == _TOO_OFTEN:
-                log(ERROR, _IN_VAIN, _TOO_OFTEN)
+                log(ERROR, _IN_VAIN, _TOO_OFTEN, commonest(dropped))
             return None, MetricRecord(counts)
-        self._in_vain = 0
+        self._in_vain, carried = 0, Carried(self.strategy)
         if isinstance(self.strategy, COMPARING):
             log(INFO, "fedbat: %s needs %s dense models", type(self.strategy).__name__, len(uploads))
             tensors, metrics = self._compare(round_, uploads)
@@ -221,7 +243,8 @@ class Compressed(Strategy):
         if tensors is None:
             log(WARNING, "fedbat: in round %s %s keeps the model as it is", round_, type(self.strategy).__name__)
             return None, MetricRecord(dict(metrics) | counts)
-        if (spoiled := not_finite(tensors, self._w)) is not None:
+        if (spoiled := not_finite(tensors, self._w) or carried.spoiled()) is not None:
+            carried.restore()
             log(
                 ERROR, "fedbat: round %s would bring NaN or infinity into %s; the model stays as it is", round_, spoiled
             )
@@ -264,8 +287,10 @@ class Compressed(Strategy):
         log(INFO, "\t├──> %s, compressed by %s (%s)", type(self.strategy).__name__, type(self.method).__name__, sent)
         log(INFO, "\t├──> %s down, average %s, seed %s, timeout %s s", self.down, self.average, self.seed, self.timeout)
         log(INFO, "\t├──> max_ratio %s, max_examples %g", self._rules.max_ratio, self._rules.max_examples)
-        if self.seed is not None and chooses_nodes(self.strategy):
+        if self.seed is not None and is_own(self.strategy, "configure_train"):
             log(WARNING, "fedbat: nodes are sampled by the seed; with seed=None your configure_train chooses them")
+        if is_own(self.strategy, "aggregate_train") and not isinstance(self.strategy, COMPARING):
+            log(WARNING, _ONE_REPLY, type(self.strategy).__name__)
         if cast(Any, self.strategy).fraction_evaluate and not self.evaluate_on_clients:
             log(WARNING, _NO_EVALUATION, cast(Any, self.strategy).fraction_evaluate)
         self.strategy.summary()
@@ -290,10 +315,10 @@ class Compressed(Strategy):
         return record_of_tensors(self._past) if self._past else None
 
     def _begin(self, w: Tensors, public: Tensors) -> None:
-        check_model(w, self._whole)
+        check_model(w, self._whole, self.layout)
         manifest = Manifest.of(self._whole, w, self._tied, self._kept)
         sending = SENDING[self.down](manifest.layout, manifest.moving(w), public)
-        self._begun = Delivery(sending, manifest, self._nodes)
+        self._begun = Delivery(sending, manifest, self._nodes, self.timeout)
 
     @property
     def _delivery(self) -> Delivery:
@@ -346,8 +371,10 @@ class Compressed(Strategy):
         arrays, metrics = self.strategy.aggregate_train(round_, replies)
         if arrays is None:
             return None, metrics or MetricRecord()
+        given = tensors_of_record(arrays)
+        check_result(self.strategy, given, self._w)
         new = self._w | mean
-        new |= {name: tensor.to(self._w[name].dtype) for name, tensor in tensors_of_record(arrays).items()}
+        new |= {name: tensor.to(self._w[name].dtype) for name, tensor in given.items()}
         # Frozen tensors stay bit for bit: a strategy's mean of equal values may be off by a rounding error.
         new |= {name: self._w[name] for name in self._frozen & self._w.keys()}
         new |= {name: new[first].clone() for name, first in self._tied.items()}

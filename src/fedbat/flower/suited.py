@@ -4,11 +4,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
+import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
 from fedbat.errors import ConfigError
+from fedbat.flower.mods import callers
 from fedbat.layout import Layout
 from fedbat.streams import Tensors
 
@@ -38,9 +40,19 @@ def check_strategy(strategy: Strategy) -> None:
         )
 
 
-def chooses_nodes(strategy: Strategy) -> bool:
-    """Whether its configure_train is the user's own."""
-    return not type(strategy).configure_train.__module__.startswith("flwr.")
+def check_around() -> None:
+    """Refuse a strategy around Compressed that needs plain updates."""
+    for _, owner in callers():
+        for kind, why in REFUSED.items():
+            if isinstance(owner, kind):
+                raise ConfigError(
+                    f"{kind.__name__} cannot wrap Compressed: {why}; use it with plain FedAvg, without fedbat"
+                )
+
+
+def is_own(strategy: Strategy, name: str) -> bool:
+    """Whether this method of the strategy is the user's own."""
+    return not getattr(type(strategy), name).__module__.startswith("flwr.")
 
 
 def check_drafts(drafts: Sequence[Message], model: ArrayRecord) -> None:
@@ -61,8 +73,8 @@ def check_drafts(drafts: Sequence[Message], model: ArrayRecord) -> None:
         )
 
 
-def check_model(w: Tensors, whole: Layout) -> None:
-    """Refuse a first model, or one of a checkpoint, that is not of the model that Compressed was given."""
+def check_model(w: Tensors, whole: Layout, sent: Layout) -> None:
+    """Refuse a first model, or one of a checkpoint, that is not of the model that Compressed was given, or has NaN."""
     wanted = {entry.name: tuple(entry.shape) for entry in whole}
     found = {name: tuple(tensor.shape) for name, tensor in w.items()}
     if other := sorted(found.items() ^ wanted.items()):
@@ -71,6 +83,20 @@ def check_model(w: Tensors, whole: Layout) -> None:
             f"{name} is {found.get(name, 'missing')} in the arrays to start from, {wanted.get(name, 'missing')} in the "
             "model that Compressed was given; use one model for both, and its own state_dict(), not torch.compile's"
         )
+    for entry in sent:
+        if torch.isnan(w[entry.name]).any():
+            raise ConfigError(f"{entry.name} holds NaN, from which nothing can be learned; start from another model")
+
+
+def check_result(strategy: Strategy, given: Tensors, w: Tensors) -> None:
+    """Refuse arrays that are not of the model."""
+    for name, tensor in given.items():
+        if name not in w or tensor.shape != w[name].shape:
+            expected = tuple(w[name].shape) if name in w else "no such array"
+            raise ConfigError(
+                f"{type(strategy).__name__}.aggregate_train returned {name} with shape {tuple(tensor.shape)}, expected "
+                f"{expected}; let it return the model's own arrays"
+            )
 
 
 @contextmanager

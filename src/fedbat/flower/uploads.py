@@ -12,7 +12,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from torch import Tensor
 
 from fedbat.errors import WireError
-from fedbat.flower.records import CONFIG, UPLOAD, client_in, refusal_in, unpacked
+from fedbat.flower.records import CONFIG, UPLOAD, client_in, failure_in, refusal_in, unpacked
 from fedbat.layout import Layout
 from fedbat.method import Method
 from fedbat.server import MAX_WEIGHT
@@ -65,8 +65,8 @@ def read_replies(
         node = reply.metadata.src_node_id
         if node == SUPERLINK_NODE_ID:  # says that a node is gone, but not which one
             continue
-        if reply.has_error():
-            dropped.append(Dropped(node, "failed", f"the client failed: {_last_line(reply.error.reason)}"))
+        if (reason := failure_in(reply)) is not None:
+            dropped.append(Dropped(node, "failed", reason))
             continue
         if (reason := refusal_in(reply)) is not None:
             dropped.append(Dropped(node, "refused", f"it could not take the model: {reason}"))
@@ -117,12 +117,6 @@ def not_finite(model: Tensors, before: Tensors) -> str | None:
         if x.is_floating_point() and not torch.isfinite(x).all() and not torch.equal(x, before[name]):
             return name
     return None
-
-
-def _last_line(reason: str | None) -> str:
-    """What failed; Flower puts the whole traceback before it, which is in the client's log."""
-    lines = [line for line in (reason or "no reason given").splitlines() if line.strip(" '>")]
-    return lines[-1].strip().removesuffix("'>")
 
 
 class _Refused(Exception):
@@ -226,6 +220,15 @@ def _size(payload: Payload, name: str) -> tuple[str, float]:
 
 def _largest(x: Tensor) -> float:
     return float(x.abs().max()) if x.numel() else 0.0
+
+
+def commonest(dropped: list[Dropped]) -> str:
+    """Why most replies of a round were dropped."""
+    if not dropped:
+        return "no node replied"
+    ((kind, count),) = Counter(drop.kind for drop in dropped).most_common(1)
+    reason = next(drop.reason for drop in dropped if drop.kind == kind)
+    return f"{count} of {len(dropped)} replies were dropped as {kind}, such as: {reason}"
 
 
 def traffic(uploads: list[Upload], dropped: list[Dropped]) -> dict[str, Any]:
