@@ -347,3 +347,10 @@ def test_a_total_on_the_gpu_takes_parts_from_anywhere(rng):
             totals.append(torch.zeros(1001, device="cuda"))
             part.add_to(totals[-1], 3.0)
         assert torch.equal(totals[0], totals[1]) and torch.equal(totals[0].cpu(), a.unpack() * 3)
+
+
+@given(parts)
+@settings(deadline=None)
+def test_the_largest_magnitude_is_that_of_the_values(part):
+    values = part.unpack()
+    assert part.largest() == (values.abs().max().item() if values.numel() else 0.0)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedbat import packing
+from fedbat.binarize import inf_norm
 from fedbat.errors import DivergedError, WireError
 from fedbat.packing import num_bytes
 from fedbat.transfer import sent_to
@@ -58,6 +59,10 @@ class Part(ABC):
     def unpack(self) -> Tensor:
         """Exactly what the server adds: float32, flat."""
 
+    def largest(self) -> float:
+        """The largest magnitude of its values."""
+        return largest(self.unpack())
+
     def add_to(self, total: Tensor, weight: float) -> None:
         """total += weight * unpack(), in place; `total` is flat and may lie on another device."""
         total.add_(sent_to(total.device, self.unpack()), alpha=weight)
@@ -74,6 +79,11 @@ class Part(ABC):
     @abstractmethod
     def parse(cls, record: Record, numel: int, reader: "Reader") -> Self:
         """Read the part that `body` wrote; raises WireError, and reads nothing beyond what the record allows."""
+
+
+def largest(x: Tensor) -> float:
+    """The largest magnitude in a tensor, without a copy of it."""
+    return float(inf_norm(x.float())) if x.numel() else 0.0
 
 
 class Kind(NamedTuple):
@@ -235,6 +245,9 @@ class Sparse(Part):
         dense = torch.zeros(self.count, dtype=torch.float32, device=self.values.device)
         dense[self.positions] = self.values
         return dense
+
+    def largest(self) -> float:
+        return largest(self.values)
 
     def add_to(self, total: Tensor, weight: float) -> None:
         total.index_add_(0, self.positions.to(total.device), self.values.to(total), alpha=weight)

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from flwr.app import Message, MetricRecord
 from flwr.common.constant import SUPERLINK_NODE_ID
-from torch import Tensor
 
 from fedbat.errors import WireError
 from fedbat.flower.records import CONFIG, UPLOAD, client_in, failure_in, refusal_in, unpacked
 from fedbat.layout import Layout
 from fedbat.method import Method
+from fedbat.parts import largest
 from fedbat.server import MAX_WEIGHT
 from fedbat.streams import Tensors
 from fedbat.wire import Payload
@@ -197,7 +197,7 @@ def _far_from_others(uploads: list[Upload], rules: Rules, w: Tensors) -> dict[in
         sizes = {upload.client: _size(upload.payload, entry.name) for upload in uploads}
         moved = [size for _, size in sizes.values() if size > 0]
         median = statistics.median(moved) if moved else 0.0
-        usual_sizes = {"step": median, "size": max(median, _largest(w[entry.name]))}
+        usual_sizes = {"step": median, "size": max(median, largest(w[entry.name]))}
         for client, (kind, size) in sizes.items():
             usual = usual_sizes[kind]
             too_small = kind == "step" and 0 < size < usual / rules.max_ratio
@@ -213,13 +213,9 @@ _WHAT = {"step": "step size", "size": "values up to"}
 def _size(payload: Payload, name: str) -> tuple[str, float]:
     """A tensor's step size where it has one, else its largest magnitude."""
     if name in payload.rest:
-        return "size", _largest(payload.rest[name])
+        return "size", largest(payload.rest[name])
     part = payload.parts[name]
-    return ("size", _largest(part.unpack())) if part.step is None else ("step", float(part.step))
-
-
-def _largest(x: Tensor) -> float:
-    return float(x.abs().max()) if x.numel() else 0.0
+    return ("size", part.largest()) if part.step is None else ("step", float(part.step))
 
 
 def commonest(dropped: list[Dropped]) -> str:
