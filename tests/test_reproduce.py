@@ -34,7 +34,7 @@ from fedbat.reproduce.pace import Machine, Pace
 from fedbat.reproduce.publish import publish
 from fedbat.reproduce.report import AGAINST, render
 from fedbat.reproduce.results import Results, duel, orderings
-from fedbat.reproduce.sweep import Settings, _claimed, _left, _TooSlow, _Watch, sweep
+from fedbat.reproduce.sweep import Settings, _claimed, _left, _rounds_left, _TooSlow, _Watch, sweep
 from fedbat.simulation import Round
 from tests.made_up import EXPERIMENTS, made_up, quiet, small_book
 
@@ -267,6 +267,20 @@ def test_processes_share_the_time_that_is_left(settings):
     assert _left([cell], pace, dataclasses.replace(settings, jobs=2)) == "20 min left"  # one has nothing to do
     other = Cell(Experiment(dataset="cifar10").resolved())
     assert _left([cell, other], pace, settings) == "20 min and 1 cell of unknown length left"
+
+
+def test_a_killed_cell_has_the_rounds_after_its_checkpoint_to_run(settings):
+    """Its last rounds are on record, but the checkpoint is from before them."""
+    cell = Cell(Experiment(dataset="fmnist").resolved())
+    folder = settings.work / cell.folder
+    assert _rounds_left(cell, settings) == 100
+    for status, told in (("running", 60), ("finished", 0)):
+        (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
+        (folder / "checkpoint" / "checkpoint.json").write_text('{"next_round": 40}')
+        (folder / "summary.json").write_text(json.dumps({"status": status, "config": {}, "rounds_done": 70}))
+        assert _rounds_left(cell, settings) == told
+    (folder / "summary.json").write_text("{")  # which its turn will tell
+    assert _rounds_left(cell, settings) == 100
 
 
 def _expect_nothing_to_run(cells, settings):

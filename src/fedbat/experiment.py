@@ -14,6 +14,7 @@ from torch import nn
 from fedbat.averaging import check_average
 from fedbat.data import (
     MIN_VIRTUAL_SAMPLES,
+    PARTITIONS,
     Dataset,
     Split,
     check_dataset,
@@ -149,6 +150,21 @@ class Experiment:
             labels=used("labels", spec.default_labels),
             samples=used("samples", MIN_VIRTUAL_SAMPLES),
         )
+
+
+def check_partition(experiment: Experiment, mark: str = "") -> Experiment:
+    """Refuse a setting that the partition would ignore: whoever gives one means another partition.
+
+    `mark` stands before names, as "--" does on the command line.
+    """
+    for name in ("beta", "labels", "samples"):
+        value, users = getattr(experiment, name), [key for key, scheme in PARTITIONS.items() if name in scheme.uses]
+        if value is not None and experiment.partition not in users:
+            raise ConfigError(
+                f"{mark}{name} is {value}, but {mark}partition {experiment.partition} does not use it; "
+                f"drop it, or choose {' or '.join(users)}"
+            )
+    return experiment
 
 
 def split_of(config: Mapping[str, Any]) -> str:

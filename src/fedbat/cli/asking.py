@@ -9,7 +9,7 @@ from typing import Any
 from fedbat.cli import options
 from fedbat.cli.execution import RunOptions
 from fedbat.engine import check_engine
-from fedbat.experiment import Experiment
+from fedbat.experiment import Experiment, check_partition
 
 _EXPERIMENT = {
     "dataset": options.Dataset,
@@ -50,7 +50,7 @@ def asks_for_experiment(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def asked(**given: Any) -> None:
-        base = options.check_partition(Experiment(**{name: given.pop(name) for name in shared}))
+        base = check_partition(Experiment(**{name: given.pop(name) for name in shared}), "--")
         how = {name: given.pop(name) for name in _RUN_OPTIONS}
         how["memory_budget"] = options.num_bytes(how["memory_budget"])
         check_engine(how["engine"], how["device"], how["precision"])

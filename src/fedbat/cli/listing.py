@@ -18,13 +18,12 @@ from fedbat.cli.options import (
     PartitionSeed,
     Samples,
     check_file,
-    check_partition,
     console,
     say,
 )
 from fedbat.data import DATASETS, draw_partition
 from fedbat.data.picture import count_labels
-from fedbat.experiment import Experiment, prepare
+from fedbat.experiment import Experiment, check_partition, prepare
 from fedbat.method import Method
 from fedbat.methods import METHODS, make_method
 from fedbat.settings import settings_of
@@ -112,7 +111,7 @@ def data_show(
         samples=samples,
         partition_seed=partition_seed,
     )
-    federation = prepare(check_partition(experiment))
+    federation = prepare(check_partition(experiment, "--"))
     data = federation.data
     counts = count_labels(federation.split, data.y_train.numpy(), data.spec.num_classes)
     shown = len(counts)

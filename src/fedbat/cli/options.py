@@ -14,7 +14,7 @@ from fedbat.data import DATASETS, PARTITIONS
 from fedbat.downlink import DOWNLINKS
 from fedbat.engine import ENGINES
 from fedbat.errors import ConfigError
-from fedbat.experiment import WEIGHTS, Experiment
+from fedbat.experiment import WEIGHTS
 from fedbat.models import INITS, MODELS
 from fedbat.tracking import writer_class
 
@@ -136,18 +136,6 @@ Target = Annotated[
 Out = Annotated[
     Path | None, typer.Option(help="New folder for the record. Default: one under runs/.", show_default=False)
 ]
-
-
-def check_partition(experiment: Experiment) -> Experiment:
-    """Refuse a setting that the partition would ignore: whoever gives one means another partition."""
-    for name in ("beta", "labels", "samples"):
-        value, users = getattr(experiment, name), [key for key, scheme in PARTITIONS.items() if name in scheme.uses]
-        if value is not None and experiment.partition not in users:
-            raise ConfigError(
-                f"--{name} is {value}, but --partition {experiment.partition} does not use it; "
-                f"drop it, or choose {' or '.join(users)}"
-            )
-    return experiment
 
 
 def num_bytes(text: str | None) -> float | None:

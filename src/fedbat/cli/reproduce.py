@@ -148,6 +148,7 @@ def _write(book: Book, records: Records, results: Path) -> None:
     page, figures = place / f"RESULTS{suffix}.md", results / f"figures{suffix}"
     drawn = draw_figures(book, records, figures)
     page.write_text(render(book, records, figures.relative_to(place), results.resolve().name))
+    _say_faults(records)
     say(f"{len(shown.records) + len(shown.trials)} records in {page}, {len(drawn)} pictures in {figures}")
     if book.protocol.name == PROTOCOL and place != results:
         _fill_pages(book, records, results)
@@ -193,8 +194,7 @@ def _print_list(book: Book, records: Records) -> None:
         cells, trials = book.cells(name, None, {}), book.trials(name, None, {})
         table.add_row(name, str(len(cells) + len(trials)), str(_num_done(cells, trials, records)), title)
     console.print(table)
-    for fault in records.faults.values():
-        say(f"left out: {fault}")
+    _say_faults(records)
 
 
 def _print_cells(cells: Sequence[Cell], trials: Sequence[Trial], records: Records) -> None:
@@ -212,6 +212,11 @@ def _print_cells(cells: Sequence[Cell], trials: Sequence[Trial], records: Record
 
 def _of_cells(cells: Sequence[Cell], records: Records) -> list[Record]:
     return [record for cell in cells if (record := records.get(cell.identity))]
+
+
+def _say_faults(records: Records) -> None:
+    for fault in records.faults.values():
+        say(f"left out: {fault}")
 
 
 def _say_other_code(found: Iterable[Record], results: Path) -> None:

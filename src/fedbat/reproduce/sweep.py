@@ -20,6 +20,7 @@ from typing import Literal, cast
 
 import torch
 
+from fedbat.checkpoint import next_round
 from fedbat.data import Dataset, load_dataset
 from fedbat.engine import make_engine
 from fedbat.engine.cuda import Precision
@@ -27,7 +28,7 @@ from fedbat.engine.workers import Died, Task, Workers
 from fedbat.errors import DataError, FedbatError
 from fedbat.experiment import prepare
 from fedbat.lock import holding
-from fedbat.records import is_begun, read_summary
+from fedbat.records import is_begun, is_finished
 from fedbat.reproduce.cells import Cell, fewest
 from fedbat.reproduce.pace import Machine, Pace, cpu
 from fedbat.reproduce.publish import publish
@@ -258,10 +259,13 @@ def _is_recorded(cell: Cell, settings: Settings) -> bool:
 
 
 def _rounds_left(cell: Cell, settings: Settings) -> int:
+    """The rounds still to be run: a killed cell goes on from its checkpoint, which may be some rounds behind."""
     folder = settings.work / cell.folder
     try:
-        return cell.experiment.num_rounds - (int(read_summary(folder)["rounds_done"]) if is_begun(folder) else 0)
-    except (DataError, KeyError, TypeError, ValueError):  # reported when the cell's turn comes
+        if is_begun(folder) and is_finished(folder):
+            return 0
+        return cell.experiment.num_rounds - next_round(folder / "checkpoint")
+    except DataError:  # reported when the cell's turn comes
         return cell.experiment.num_rounds
 
 

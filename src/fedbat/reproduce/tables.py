@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fedbat.data.partition import PARTITIONS
 from fedbat.errors import ConfigError
-from fedbat.experiment import Experiment
+from fedbat.experiment import Experiment, check_partition
 from fedbat.reproduce.cells import Cell, canonical
 from fedbat.reproduce.entries import changes_of, check_keys, read_toml
 from fedbat.reproduce.theory.trials import Trial, read_trials
@@ -59,7 +59,7 @@ class Protocol:
             "model": self.model.get(point["dataset"]),
             "seed": seed,
         }
-        return canonical(Experiment(**chosen | dict(fixed)))
+        return canonical(check_partition(Experiment(**chosen | dict(fixed))))
 
 
 @dataclass(frozen=True)
