@@ -81,8 +81,7 @@ def test_rows_are_named_by_whatever_their_grid_varies(tmp_path):
     assert [shown.count(f"| iid | `{name}` | {90 - place:.2f} |") for place, name in enumerate(names)] == [1] * 4
     curves = book(tmp_path, varied.replace('"table"', '"curves"'))
     by_round, *_ = pictures(curves.tables["mine"], Results(curves, Records(tuple(records))))
-    plot, rows, results = by_round.draw.func.__self__, *by_round.draw.args
-    (panel,) = plot.panels(rows, results)
+    (panel,) = by_round.panels
     assert {name: line.y[-1] for name, line in panel.lines.items()} == {
         name: pytest.approx(90 - place) for place, name in enumerate(names)
     }

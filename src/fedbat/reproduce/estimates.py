@@ -177,6 +177,11 @@ QUANTIFIERS = {
         lambda estimates, region: one_of([all_of(_opinions([cell], region)) for cell in estimates]),
         _weakest_of_the_strongest_cell,
     ),
+    # A single case, wherever it is.
+    "any": Quantifier(
+        lambda estimates, region: one_of(_opinions(estimates, region)),
+        lambda estimates, region: next(iter(_ranked(estimates, region)[::-1]), None),
+    ),
     "mean": Quantifier(
         lambda estimates, region: inside(mean_of(estimates), region), lambda estimates, region: mean_of(estimates)
     ),

@@ -158,11 +158,12 @@ class Records:
         trials: tuple[TrialRecord, ...] = (),
         faults: Mapping[Path, str] | None = None,
     ) -> None:
-        self.items = items
+        # Of two runs of one training, which differ as a GPU rounds, the later one stands for it in all tables alike:
+        # the one that kept an averaged model, as it serves more cells.
+        self.items = tuple(sorted(items, key=lambda record: len(served(record.configuration))))
         self.trials = {record.trial: record for record in trials}
         self.faults = faults or {}  # why a folder below the results does not count
-        stand_ins = {key: record for record in items for key in served(record.configuration)}
-        self._by_identity = stand_ins | {record.identity: record for record in items}
+        self._by_identity = {key: record for record in self.items for key in served(record.configuration)}
 
     @classmethod
     def load(cls, root: Path) -> Self:

@@ -101,11 +101,8 @@ class Results:
     def __init__(self, book: Book, records: Records) -> None:
         runs: dict[str, dict[int, Record]] = {}  # by seed
         for record in records:
-            seed = record.configuration["seed"]
-            own, *others = served(record.configuration | {"seed": 0})
-            runs.setdefault(own, {})[seed] = record
-            for key in others:
-                runs.setdefault(key, {}).setdefault(seed, record)
+            for key in served(record.configuration | {"seed": 0}):
+                runs.setdefault(key, {})[record.configuration["seed"]] = record
         rows = {row.identity: row for table in book.tables.values() for row in table.rows}
         # Tables share rows; the first with the paper's number stands for all: "fedbat", not "fedbat phi=0.5".
         tables = reversed(tuple(book.tables.values()))
@@ -118,6 +115,9 @@ class Results:
             for key, row in rows.items()
             if key in runs
         }
+        shown = set(self.records)
+        pairs = ((record, records.get(record.identity)) for record in records if record not in shown)
+        self.repeats = tuple((one, other) for one, other in pairs if other in shown)  # runs of one training and seed
 
     @cached_property
     def records(self) -> tuple[Record, ...]:

@@ -18,7 +18,7 @@ NOWHERE = WITHIN  # and at any one of them
 class Choice(NamedTuple):
     """How updates and the model travel."""
 
-    method: str  # with its settings, as in "fedbat bits=2"
+    method: str  # with its settings and those of the protocol, as in "fedbat bits=2"
     down: str = FULL
 
 
@@ -141,4 +141,4 @@ def _place(row: Row) -> Place:
 
 
 def _choice(row: Row) -> Choice:
-    return Choice(row.point["method"], row.point.get("down", FULL))
+    return Choice(row.protocol.spelled(row.point["method"]), row.point.get("down", FULL))
