@@ -52,7 +52,8 @@ def section(table: Table, book: Book, results: Results) -> Iterator[str]:
         kind, members = PROBLEMS[problem], list(trials)
         yield from [f"### {kind.title}", "", _words(members[0]), ""]
         found = [(trial, results.trials[trial]) for trial in members if trial in results.trials]
-        yield from markdown.table(_COLUMNS, [_row(*pair) for pair in found], _WORDS)
+        if found:
+            yield from markdown.table(_COLUMNS, [_row(*pair) for pair in found], _WORDS)
         left = [trial for trial in members if trial not in results.trials]
         yield from markdown.not_run((trial.compress, f"{trial.sampled} of {trial.clients}") for trial in left)
 
