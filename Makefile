@@ -30,7 +30,7 @@ bench: $(READY)  ## the speed figures of docs/performance.md
 	$(BIN)/python benchmarks/wire.py
 	$(BIN)/python benchmarks/rotation.py
 
-results: $(READY)  ## RESULTS.md, the figures and what docs/ say of the records, anew
+results: $(READY)  ## RESULTS.md, CLAIMS.md, the figures and what docs/ say of the records, anew
 	$(BIN)/fedbat reproduce --write
 	$(BIN)/python scripts/cuda_page.py
 

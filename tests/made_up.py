@@ -29,6 +29,7 @@ def made_up(row, accuracy, seed=0, up=1000.0, down=3000.0):
     evaluations = {"received": accuracy - 1, "averaged": accuracy + 1}
     lines = [
         {"round": i + 1, "accuracy": accuracy / 100, "layers": {}, "loss": 1.0, "clients": [0], "uplink_bytes": up}
+        | {name: {"accuracy": value / 100} for name, value in evaluations.items()}
         for i in range(experiment.rounds)
     ]
     summary = {
@@ -50,3 +51,10 @@ def made_up(row, accuracy, seed=0, up=1000.0, down=3000.0):
     for name, value in evaluations.items():
         summary |= {f"{name}_best_accuracy": value / 100, f"{name}_last10_accuracy": value / 100}
     return Record(Path(f"{row.identity}-{seed}"), summary, tuple(lines))
+
+
+def without_average(record):
+    """The same of a run that kept no averaged model."""
+    summary = {name: value for name, value in record.summary.items() if not name.startswith("averaged")}
+    lines = ({name: value for name, value in line.items() if name != "averaged"} for line in record.lines)
+    return Record(record.folder, summary, tuple(lines))

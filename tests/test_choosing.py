@@ -20,7 +20,7 @@ from fedbat.reproduce.choosing.down import SNAPSHOTS, recommended_width
 from fedbat.reproduce.choosing.page import BLOCKS, blocks
 from fedbat.reproduce.choosing.up import BITS
 from fedbat.reproduce.results import Results
-from tests.made_up import EXPERIMENTS, WHOLE, made_up
+from tests.made_up import EXPERIMENTS, WHOLE, made_up, without_average
 
 ROOT = Path(__file__).parent.parent
 BOOK = load_book(EXPERIMENTS)
@@ -225,8 +225,7 @@ def test_a_run_without_an_averaged_model_stands_in_and_is_compared_by_the_model_
     """A made-up averaged model is a point above the model."""
     kept = runs(lambda point: 0.0 if (point["method"], point["down"]) == ("fedbat", FULL) else None)[0]
     plain = next(row for row in BOOK.tables["table1"].rows if row.point["method"] == "fedavg")
-    other = made_up(plain, 90.5)
-    del other.summary["averaged_last10_accuracy"]
+    other = without_average(made_up(plain, 90.5))
     found = choices(kept, other)
     assert found.compare(Choice("fedbat"), Choice("fedavg")).points == {PLACES[0]: pytest.approx(-0.5)}
     page = "\n".join(BLOCKS["every-choice"](found))
@@ -236,8 +235,8 @@ def test_a_run_without_an_averaged_model_stands_in_and_is_compared_by_the_model_
 def test_what_averaging_gains_is_told_for_the_seeds_that_kept_an_average():
     """Another seed of the same training that kept none, and did worse, makes no difference."""
     kept = runs(lambda point: 0.0 if (point["method"], point["down"]) == ("fedbat", FULL) else None)[0]
-    other = made_up(next(row for row in BOOK.tables["table1"].rows if row.point["method"] == "fedbat"), 80, 1)
-    del other.summary["averaged_last10_accuracy"]
+    same = next(row for row in BOOK.tables["table1"].rows if row.point["method"] == "fedbat")
+    other = without_average(made_up(same, 80, 1))
     found = choices(kept, other)
     assert found.of_split("iid")[0].last10.mean == 85
     assert "| iid | +0.00 (1) | +1.00 (1) |" in BLOCKS["swings"](found)

@@ -117,6 +117,12 @@ def test_a_damaged_record_does_not_count_and_the_list_says_why(cell, folder, dam
     fedbat_here("reproduce", "--claims", check=0)
 
 
+def test_a_page_that_leaves_a_record_out_says_so(cell, folder, fedbat_here):
+    damaged(folder, but(best_accuracy=0.99))
+    written = fedbat_here("reproduce", "--write", check=0).stdout
+    assert f"left out: results/{cell.folder} " in written and "0 records in RESULTS.md" in written
+
+
 @pytest.mark.parametrize("damage", ["no status", "no machine", "a line without accuracy", "a line that is a number"])
 def test_a_record_that_was_named_and_cannot_be_read_is_told(folder, damage, fedbat_here):
     *changes, said = DAMAGES[damage]

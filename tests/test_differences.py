@@ -11,8 +11,10 @@ from scipy import stats
 from fedbat.reproduce import Records, load_book
 from fedbat.reproduce.differences import sentence, switches_of
 from fedbat.reproduce.kinds import Shelf
+from fedbat.reproduce.questions import Questions
 from fedbat.reproduce.report import render
 from fedbat.reproduce.results import Results
+from fedbat.reproduce.sides import sides
 from fedbat.reproduce.tables import Note
 from tests.made_up import EXPERIMENTS, made_up
 
@@ -61,7 +63,7 @@ def test_differences_have_the_interval_of_paired_seeds():
 def test_sentences_follow_from_the_numbers(by, effect):
     said = sentence(switched(by))
     assert said.startswith(f"`weights=batches` instead of `weights=samples`: {effect}")
-    assert said.endswith("on fmnist non-iid-1 with fedavg; 3 of 4 not run yet.")
+    assert said.endswith("on fmnist non-iid-1 with fedavg.")
 
 
 def test_the_page_of_differences_sets_runs_of_the_same_seed_against_each_other():
@@ -73,6 +75,7 @@ def test_the_page_of_differences_sets_runs_of_the_same_seed_against_each_other()
     cells = [cell.strip() for cell in line.split("|")[5:-1]]
     assert cells[:3] == cells[4:7] == ["90.50 ± 0.71", "89.75 ± 1.06", "-0.75"] and cells[8:] == ["2", "seeds, paper"]
     assert "`bounds=off` instead of `bounds=0.0005,0.05`: " in page
+    assert "Not run yet: `fedbat bounds=off` (fmnist non-iid-1, fmnist non-iid-2, cifar10 iid," in page
 
 
 # Cells that deviate.
@@ -87,11 +90,44 @@ def test_a_cell_deviates_beyond_a_point_and_two_standard_deviations(accuracy, de
     page = render(BOOK, records, Path("figures"))
     listed = "| fmnist | 100 | non-iid-2 | `signsgd` | 80.5 ± 1.0 |" in page
     assert listed is deviates is bool(Results(BOOK, records).deviating())
-    assert f"cells that deviate and are still [to be looked into](#to-be-looked-into) | {deviates:d} |" in page
-    assert page.count("has no note yet.\n\nNone.\n") == (not deviates)
+    still = "cells that deviate, still [to be looked into](#to-be-looked-into)"
+    assert f"{still} | {deviates:d} of {deviates:d} |" in page
+    assert page.count("has no note yet.\n\nNo cell.\n") == (not deviates)
     explained = dataclasses.replace(BOOK, notes=(Note({"method": "signsgd"}, "A finding."),))
     page = render(explained, records, Path("figures"))
-    assert "(#to-be-looked-into) | 0 |" in page and "A finding." in page
+    assert f"{still} | 0 of {deviates:d} |" in page and "- *signsgd*: A finding.\n" in page
+
+
+def leaning(*by):
+    """EF-SignSGD so many points from the paper in as many columns."""
+    rows = [row for row in BOOK.tables["table1"].rows if row.point["method"] == "ef-signsgd"][: len(by)]
+    return Records(tuple(made_up(row, row.paper.accuracy + points) for row, points in zip(rows, by, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("by", "chance"),
+    [
+        ([0.2] * 6, 2 / 2**6),
+        ([0.2] * 5, 2 / 2**5),
+        ([-0.2] * 8 + [0.4], 2 * 10 / 2**9),
+        ([-0.2] * 7 + [0.4] * 2, 2 * 46 / 2**9),
+        ([0.2] * 6 + [0.0], 2 / 2**6),  # neither above nor below
+        ([0.0], 1.0),
+    ],
+)
+def test_a_method_on_one_side_of_the_paper_is_to_be_looked_into_however_little_it_differs(by, chance):
+    records = leaning(*by)
+    (side,) = sides(Results(BOOK, records).columns())
+    assert side.chance == pytest.approx(chance) and side.mean == pytest.approx(statistics.fmean(by))
+    page = render(BOOK, records, Path("figures"))
+    assert side.one_sided is (chance < 0.05) is ("- `ef-signsgd` is above the paper in " in page)
+    assert not Results(BOOK, records).deviating()
+    row = f"| `ef-signsgd` | {len(by)} | {side.mean:+.2f} | {side.above} | {side.below} |"
+    assert f"{row} {'one-sided' if side.one_sided else ''} |" in page
+    for only in ({"method": "ef-signsgd"}, {"method": "ef-signsgd", "split": "iid"}):  # of which only one covers all
+        explained = dataclasses.replace(BOOK, notes=(Note(only, "A finding."),))
+        open_ = Questions.of(explained, Results(explained, records)).methods
+        assert bool(open_) is (side.one_sided and len(only) > 1)
 
 
 def test_a_point_is_within_a_point():

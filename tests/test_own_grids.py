@@ -81,8 +81,7 @@ def test_rows_are_named_by_whatever_their_grid_varies(tmp_path):
     assert [shown.count(f"| iid | `{name}` | {90 - place:.2f} |") for place, name in enumerate(names)] == [1] * 4
     curves = book(tmp_path, varied.replace('"table"', '"curves"'))
     by_round, *_ = pictures(curves.tables["mine"], Results(curves, Records(tuple(records))))
-    plot, rows, results = by_round.draw.func.__self__, *by_round.draw.args
-    (panel,) = plot.panels(rows, results)
+    (panel,) = by_round.panels
     assert {name: line.y[-1] for name, line in panel.lines.items()} == {
         name: pytest.approx(90 - place) for place, name in enumerate(names)
     }
@@ -105,6 +104,14 @@ def test_traffic_names_what_varies_besides_the_way_down(tmp_path):
 def test_seeds_are_none_of_a_grids_business(tmp_path, text):
     with pytest.raises(ConfigError, match="has seed, but --seeds chooses seeds"):
         book(tmp_path, text)
+
+
+def test_a_field_that_the_split_ignores_is_refused_as_on_the_command_line(tmp_path):
+    found = book(tmp_path, GRID.replace("epochs = 1", "epochs = 1\nsamples = 1000"))
+    with pytest.raises(
+        ConfigError, match="--samples is 1000, but --partition iid does not use it; drop it, or cho"
+    ):
+        found.cells("mine", [0], {})
 
 
 def test_differences_need_two_values_and_no_words(tmp_path):

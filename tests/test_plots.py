@@ -8,7 +8,20 @@ from hypothesis import strategies as st
 
 from fedbat.link import Times
 from fedbat.methods import METHODS
-from fedbat.plots import Curve, LinkCurve, LinkRow, draw_comparison, draw_link, method_colors, run_styles, zoom
+from fedbat.plots import (
+    Curve,
+    Line,
+    LinkCurve,
+    LinkRow,
+    Panel,
+    digest,
+    draw_comparison,
+    draw_link,
+    draw_panels,
+    method_colors,
+    run_styles,
+    zoom,
+)
 from fedbat.plots.canvas import log_ticks, new_figure
 
 curves = st.lists(st.lists(st.floats(0, 100), min_size=1, max_size=30), min_size=1, max_size=5)
@@ -72,6 +85,38 @@ def test_the_same_runs_give_the_same_pictures(tmp_path):
         draw_link([row], "title", tmp_path / f"{name}-link.png")
     for picture in ("runs", "link"):
         assert (tmp_path / f"a-{picture}.png").read_bytes() == (tmp_path / f"b-{picture}.png").read_bytes()
+
+
+def test_a_hash_tells_pictures_apart_by_what_can_be_seen():
+    def panel(value, method="fedbat"):
+        return [Panel("title", {method: Line([1, 2], [50.0, value])})]
+
+    assert digest(panel(60.0)) == digest(panel(60.0 + 1e-9))
+    assert len({digest(panel(60.0)), digest(panel(60.1)), digest(panel(60.0, "fedavg")), digest([])}) == 4
+
+
+def drawn(monkeypatch, tmp_path, panels, **how):
+    """The axes of panels."""
+    kept = []
+    monkeypatch.setattr("fedbat.plots.panels.save", lambda figure, *_: kept.append(figure))
+    draw_panels(panels, "", [tmp_path / "x.svg"], **how)
+    return kept[0].axes
+
+
+def test_a_method_far_below_does_not_rule_what_is_in_sight(monkeypatch, tmp_path):
+    curves = {name: Line(range(20), [end] * 20) for name, end in (("a", 85.0), ("b", 84.0), ("far", 60.0))}
+    (axes,) = drawn(monkeypatch, tmp_path, [Panel("", curves)])
+    low, high = axes.get_ylim()
+    assert 60 < low < 84 and 85 < high < 90
+
+
+def test_errors_of_one_picture_have_one_range_and_gigabytes_their_name(monkeypatch, tmp_path):
+    panels = [Panel("", {"fedbat": Line([1e8, 1e10], [low, 2 * low])}) for low in (0.1, 10.0)]
+    first, second = drawn(monkeypatch, tmp_path, panels, log=True, by_bytes=True)
+    low, high = first.get_ylim()
+    assert first.get_ylim() == second.get_ylim() and low <= 0.1 and high >= 20
+    ticks = [first.xaxis.get_major_formatter()(value, 0) for value in (1e8, 1e9, 1e10)]
+    assert ticks == ["100 MB", "1 GB", "10 GB"]
 
 
 def test_many_runs_with_long_names_on_a_link_are_readable(tmp_path, monkeypatch):

@@ -32,9 +32,10 @@ from fedbat.reproduce.metrics import weighted_error
 from fedbat.reproduce.othercode import other_code
 from fedbat.reproduce.pace import Machine, Pace
 from fedbat.reproduce.publish import publish
-from fedbat.reproduce.report import AGAINST, render
+from fedbat.reproduce.report import render
 from fedbat.reproduce.results import Results, duel, orderings
-from fedbat.reproduce.sweep import Settings, _claimed, _left, _TooSlow, _Watch, sweep
+from fedbat.reproduce.summary import AGAINST
+from fedbat.reproduce.sweep import Settings, _claimed, _left, _rounds_left, _TooSlow, _Watch, sweep
 from fedbat.simulation import Round
 from tests.made_up import EXPERIMENTS, made_up, quiet, small_book
 
@@ -269,6 +270,20 @@ def test_processes_share_the_time_that_is_left(settings):
     assert _left([cell, other], pace, settings) == "20 min and 1 cell of unknown length left"
 
 
+def test_a_killed_cell_has_the_rounds_after_its_checkpoint_to_run(settings):
+    """Its last rounds are on record, but the checkpoint is from before them."""
+    cell = Cell(Experiment(dataset="fmnist").resolved())
+    folder = settings.work / cell.folder
+    assert _rounds_left(cell, settings) == 100
+    for status, told in (("running", 60), ("finished", 0)):
+        (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
+        (folder / "checkpoint" / "checkpoint.json").write_text('{"next_round": 40}')
+        (folder / "summary.json").write_text(json.dumps({"status": status, "config": {}, "rounds_done": 70}))
+        assert _rounds_left(cell, settings) == told
+    (folder / "summary.json").write_text("{")  # which its turn will tell
+    assert _rounds_left(cell, settings) == 100
+
+
 def _expect_nothing_to_run(cells, settings):
     torch.set_num_threads(1)
     assert sweep(cells, settings, quiet).waiting == cells
@@ -449,33 +464,33 @@ def test_orderings_count_the_pairs_the_paper_ranks():
     assert orderings(results.columns(), apart=1.0) == (2, 2)
 
 
-def test_the_page_shows_what_was_run_and_leaves_the_rest_empty(book, settings):
+def test_the_page_shows_what_was_run_and_names_the_rest(book, settings):
     sweep(book.cells("small", [0, 1], {"split": "iid", "method": "fedbat"}), settings, quiet)
     records = Records.load(settings.results)
     tables = {"small": dataclasses.replace(book.tables["small"], view="table")}
     page = render(dataclasses.replace(book, tables=tables), records, Path("figures"))
-    rows = [line for line in page.splitlines() if line.startswith(("| iid", "| non-iid-2"))]
-    assert rows[0] == "| iid | `fedavg` | 50.0 ± 0.5 |" + "  |" * 7
-    assert rows[1].startswith("| iid | `fedbat` | 40.0 |") and " | 2 | " in rows[1]
+    (row,) = (line for line in page.splitlines() if line.startswith(("| iid", "| non-iid-2")))
+    assert "Not run yet: `fedavg` (iid, non-iid-2); `fedbat` (non-iid-2)." in page
+    assert row.startswith("| iid | `fedbat` | 40.0 |") and " | 2 | " in row
     mean = sum(record.best for record in records) / 2
-    assert f"| {mean:.2f} ± " in rows[1] and f"| {mean - 40:+.2f} |" in rows[1]
-    assert "*fedbat, iid*: A finding." in page and "cells run, of all | 1 of 4 |" in page
+    assert f"| {mean:.2f} ± " in row and f"| {mean - 40:+.2f} |" in row
+    assert "- *fedbat*: A finding." in page and "cells run, of all | 1 of 4 |" in page
     assert "| Small | 12 | 1 of 4 | 2 |" in page and "The data set *fmnist-mini* here is a subset." in page
 
 
-def test_a_curve_is_a_trailing_mean_over_its_single_rounds_within_the_band_of_its_seeds():
+def test_a_curve_is_a_trailing_mean_within_the_band_of_its_seeds():
     runs = [[10.0, 20, 60, 10, 0, 0], [30.0, 0, 0, 30, 20, 20]]
     records = [Record(Path(), {}, tuple({"y": y, "uplink_bytes": 7} for y in values)) for values in runs]
     curves = Curves("", "", lambda record: [line["y"] for line in record.lines], window=3, by_bytes=True)
     line = curves._line(records)
-    assert line.x == [7, 14, 21, 28, 35, 42] and line.faint == [20, 10, 30, 20, 10, 10]
+    assert line.x == [7, 14, 21, 28, 35, 42]
     assert line.y == pytest.approx([20, 15, 20, 20, 20, 40 / 3])
     low, high = line.band
     assert low == pytest.approx([10, 15, 10, 10, 50 / 3, 10 / 3]) and high == pytest.approx(
         [30, 15, 30, 30, 70 / 3, 70 / 3]
     )
     single = dataclasses.replace(curves, window=1)._line(records[:1])
-    assert single.y == runs[0] and single.band is None and single.faint is None
+    assert single.y == runs[0] and single.band is None
 
 
 def test_what_has_no_place_on_a_logarithmic_axis_is_left_out():
@@ -488,8 +503,28 @@ def test_the_page_counts_only_the_runs_it_shows_and_has_no_empty_table():
     others = _record({"fedbat": 0.9}, rounds=7)  # of no row
     for shown in (["fedavg"], ["fedavg", "fedbat"]):
         page = render(BOOK, Records(tuple(others + _record(dict.fromkeys(shown, 0.9)))), Path("figures"))
-        assert f"| runs (one for each seed) | {len(shown)} |" in page and f"| cpu | fp32 | 1 | {len(shown)} |" in page
+        assert (
+            f"| runs (one for each seed) | {len(shown)} |" in page
+            and f"Runs: {len(shown)} on cpu in fp32, 1 at once." in page
+        )
         assert ("FedBAT against" in page) == ("fedbat" in shown) == ("Best rounds of runs with the same seed" in page)
+
+
+def test_seconds_say_how_many_runs_shared_the_machine():
+    alone, *others = itertools.chain(*(_record({"fedbat": 0.9, "fedavg": 0.9}, seed=seed) for seed in (0, 1)))
+    together = [Record(run.folder, run.summary | {"engine": {"jobs": "7"}}, run.lines) for run in others]
+    page = render(BOOK, Records((alone, *together)), Path("figures"))
+    told = {line.split("`")[1]: line.split("|")[-2] for line in page.splitlines() if line.startswith("| iid | `fed")}
+    assert told == {"fedbat": " 33 (1 to 7 at once) ", "fedavg": " 33 (7 at once) "}
+
+
+def test_a_method_has_the_name_by_which_it_can_be_run():
+    """The tables' ZeroFL is trained densely, which is not the default."""
+    (row,) = BOOK.tables["table1"].where({"dataset": "fmnist", "clients": "100", "split": "iid", "method": "zerofl"})
+    page = render(BOOK, Records((made_up(row, 90),)), Path("figures"))
+    assert "| iid | `zerofl train_sparsity=0` | 90.2 ± 0.1 |" in page and "`zerofl`" not in page
+    text = load_book(EXPERIMENTS, "text").protocol
+    assert text.spelled("fedbat rho=4") == "fedbat bounds=off sent=last rho=4" and text.spelled("fedavg") == "fedavg"
 
 
 def test_a_folder_of_ones_own_needs_a_table_and_nothing_else(tmp_path):
@@ -502,7 +537,7 @@ def test_a_folder_of_ones_own_needs_a_table_and_nothing_else(tmp_path):
     assert str(cell.folder) == "fmnist-mini/labels-n5/fedbat-per_round-2-seed0"
     assert "cells run, of all | 0 of 1" in render(book, Records(()), Path("figures"))
     page = render(book, Records(tuple(made_up(row, 90) for row in book.tables["mine"].rows)), Path("figures"))
-    assert "| split | method | ours | n | last ten |" in page  # there is no paper to stand beside
+    assert "| split | method | best | n | last ten |" in page  # there is no paper to stand beside
     assert "of the paper" not in page and "Claims" not in page and "Protocol" not in page
     with pytest.raises(ConfigError, match="unknown split 'labls'; choose from dirichlet, iid, labels"):
         (tmp_path / "mine.toml").write_text(f'title = "Mine"\n[grid]\n{grid.replace("labels", "labls")}')
@@ -581,6 +616,12 @@ def test_the_command_runs_lists_and_writes(book, tmp_path, monkeypatch):
     assert text.exit_code == 0 and "0 records in RESULTS-text.md" in text.output
     assert "cells run, of all | 1 of 4 |" in (tmp_path / "RESULTS.md").read_text()
     assert (tmp_path / "results/figures/fmnist-mini-n12-rounds.png").is_file()
+    assert not (tmp_path / "results/CLAIMS.md").exists()  # nothing is claimed
+    claim = 'id = "a"\nwhere = "ours"\ntext = "t"\nunchecked = "why"\n'
+    (tmp_path / "experiments/claims.toml").write_text(f"[cells]\n[[claim]]\n{claim}")
+    assert reproduce("--write").exit_code == 0
+    assert "](../RESULTS.md)" in (tmp_path / "results/CLAIMS.md").read_text()
+    assert "](results/CLAIMS.md)" in (tmp_path / "RESULTS.md").read_text()
 
 
 def test_experiments_of_ones_own_leave_a_clone_as_it_is(tmp_path, monkeypatch):

@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from fedbat.experiment import Experiment
+from fedbat.plots import digest
 from fedbat.reproduce import Cell, Records, load_book, load_record
+from fedbat.reproduce.evidence import render_evidence
+from fedbat.reproduce.figures import FORMATS, pictures
 from fedbat.reproduce.report import render
+from fedbat.reproduce.results import Results
 
 ROOT = Path(__file__).parent.parent
 RECORDS = sorted(path.parent for path in (ROOT / "results").rglob("summary.json"))
@@ -36,10 +40,20 @@ def test_a_record_lies_where_its_cell_looks_for_it(folder):
 
 def test_results_page_is_what_the_records_say():
     book, records = load_book(ROOT / "experiments"), Records.load(ROOT / "results")
-    page = (ROOT / "RESULTS.md").read_text()
-    assert page == render(book, records, Path("results/figures")), "run `make results`"
-    for picture in re.findall(r"\]\((results/figures/[^)]*)\)", page):
-        assert (ROOT / picture).is_file() and (ROOT / picture).with_suffix(".svg").is_file()
+    assert (ROOT / "RESULTS.md").read_text() == render(book, records, Path("results/figures")), "run `make results`"
+    evidence = (ROOT / "results" / "CLAIMS.md").read_text()
+    assert evidence == render_evidence(book, records, "../RESULTS.md"), "run `make results`"
+
+
+def test_pictures_show_what_the_records_say():
+    """All are there, none is left over, and each carries the hash of what it is to show."""
+    book = load_book(ROOT / "experiments")
+    results = Results(book, Records.load(ROOT / "results"))
+    shown = {found.name: digest(found.panels) for table in book.tables.values() for found in pictures(table, results)}
+    files = list((ROOT / "results" / "figures").iterdir())
+    assert {path.name for path in files} == {f"{name}.{ending}" for name in shown for ending in FORMATS}
+    told = {path.stem: path.read_text() for path in files if path.suffix == ".svg"}
+    assert [name for name, text in told.items() if shown[name] not in text] == [], "run `make results`"
 
 
 def test_notes_are_words():

@@ -9,7 +9,7 @@ import pytest
 from fedbat.downlink import DOWNLINKS, whole_bytes
 from fedbat.errors import ConfigError
 from fedbat.experiment import Experiment, prepare
-from fedbat.reproduce import Cell, Record, Records, load_book
+from fedbat.reproduce import Cell, Records, load_book
 from fedbat.reproduce.cells import fewest
 from fedbat.reproduce.figures import PICTURES, draw_figures, pictures
 from fedbat.reproduce.figures import TRAFFIC as SPOTS
@@ -19,7 +19,7 @@ from fedbat.reproduce.report import SECTIONS, render
 from fedbat.reproduce.results import Results
 from fedbat.reproduce.sweep import Settings, sweep
 from fedbat.reproduce.tables import VIEWS
-from tests.made_up import EXPERIMENTS, made_up, quiet, small_book
+from tests.made_up import EXPERIMENTS, made_up, quiet, small_book, without_average
 
 BOOK = load_book(EXPERIMENTS)
 FEW = BOOK.tables["traffic"]
@@ -105,9 +105,11 @@ def test_an_averaged_model_changes_nothing_in_the_training_so_one_run_fills_both
         assert [line["loss"] for line in own.lines] == [line["loss"] for line in shared.lines]
         assert "averaged" in shared.lines[0] and "averaged" not in own.lines[0]
         both = Records((shared, own))
-        assert both.get(cell.identity) is own and both.get(shared.identity) is shared
-        found = Results(book, Records((own, shared))).found
-        assert found[cell.identity].records == (own,) and found[shared.identity].records == (shared,)
+        assert both.get(cell.identity) is both.get(shared.identity) is shared
+        results = Results(book, both)
+        found = results.found
+        assert (own, shared) in results.repeats
+        assert found[cell.identity].records == found[shared.identity].records == (shared,)  # all tables show the same
 
 
 def test_a_record_without_an_averaged_model_is_none_for_a_cell_that_asks_for_it(book, settings):
@@ -197,17 +199,17 @@ def test_the_page_of_traffic_shows_what_the_records_say(book, settings):
     records = Records.load(settings.results)
     page = render(book, records, Path("figures")).split("## Few bits")[1]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| iid")]
-    assert [row[1:3] for row in rows] == [[f"`{m}`", down] for m in ("fedavg", "fedbat") for down in ("32", "4")]
-    assert not any(cell for row in rows[:2] for cell in row[3:])
+    assert [row[1:3] for row in rows] == [["`fedbat`", down] for down in ("32", "4")]
+    assert "Not run yet: `fedavg down=32`, `fedavg down=4` (iid)." in page
     whole = whole_bytes(prepare(book.cells("few", [0], {})[0].experiment).layout)
-    for row, down in zip(rows[2:], ("32", "4"), strict=True):
+    for row, down in zip(rows, ("32", "4"), strict=True):
         (record,) = (record for record in records if record.configuration["down"] == down)
         summary = record.summary
         assert row[3:6] == ["1", f"{record.best:.2f}", f"{record.last10:.2f}"]
-        received, best, last_ten = (
-            f"{100 * summary[name]:.2f}" if name in summary else ""
-            for name in ("received_last10_accuracy", "averaged_best_accuracy", "averaged_last10_accuracy")
+        received, last_ten = (
+            "" if found is None else f"{found:.2f}" for found in map(record.last10_of, ("received", "averaged"))
         )
+        best = f"{100 * summary['averaged_best_accuracy']:.2f}"
         assert row[6:9] == [received, best, last_ten] and bool(received) == (down == "4")
         up, down_bytes = sum(record.uplink_bytes) / 6, sum(line["downlink_bytes"] for line in record.lines) / 6
         assert row[9:12] == [f"{up:,.0f}", f"{down_bytes:,.0f}", f"{up + down_bytes:,.0f}"]
@@ -230,15 +232,10 @@ def test_a_run_that_kept_no_average_stands_for_its_training_and_then_the_picture
     plain, few = (book.tables[name].rows for name in ("plain", "few"))
     (fedavg,) = (row for row in plain if row.point["method"] == "fedavg")
     fedbat = [row for row in few if row.point["method"] == "fedbat"]
-    other = made_up(fedavg, 91)
-    of_the_plain = Record(
-        other.folder,
-        {name: value for name, value in other.summary.items() if not name.startswith("averaged")},
-        other.lines,
-    )
+    of_the_plain = without_average(made_up(fedavg, 91))
     averaging_runs = [made_up(row, 90 - place) for place, row in enumerate(fedbat)]
     page = render(book, Records((of_the_plain, *averaging_runs)), Path("figures")).split("## Few bits")[1]
-    assert "| iid | `fedavg` | 32 | 1 | 91.00 | 91.00 |" in page and "| iid | `fedavg` | 4 |  |  |" in page
+    assert "| iid | `fedavg` | 32 | 1 | 91.00 | 91.00 |" in page and "Not run yet: `fedavg down=4` (iid)." in page
 
     def drawn(runs):
         """Accuracies in the picture, and what they are called."""
@@ -252,12 +249,15 @@ def test_a_run_that_kept_no_average_stands_for_its_training_and_then_the_picture
     assert not list(pictures(book.tables["few"], Results(book, Records((of_the_plain,)))))  # of another table only
 
 
-def test_a_training_has_the_seeds_of_all_its_records_the_rows_own_first(book):
+def test_a_training_has_the_seeds_of_all_its_records_and_one_of_each_whatever_table_shows_it(book):
     plain, few = (book.tables[name].rows[0] for name in ("plain", "few"))
     own, *others = made_up(few, 90), *(made_up(plain, 80 + seed, seed) for seed in range(3))
     results = Results(book, Records((*others, own)))
     assert results.training(few).records == (own, *others[1:]) and results.of(few).records == (own,)
-    assert results.of(plain).records == tuple(others) == results.training(plain).records
+    assert results.of(plain).records == results.training(plain).records == (own, *others[1:])
+    assert results.repeats == ((others[0], own),)
+    page = render(book, Records((*others, own)), Path("figures"))
+    assert "best rounds of those made twice\n(1) lie up to 10.00 points apart." in page
 
 
 def test_spots_of_a_panel_are_means_over_the_same_seeds(book):
@@ -270,6 +270,7 @@ def test_spots_of_a_panel_are_means_over_the_same_seeds(book):
 
     assert drawn(*runs) == [{"fedavg": [91, 81], "fedbat": [81, 81]}]  # the averaged model is a point above
     assert drawn(runs[0], runs[2]) == []  # no seed in common
+    assert drawn(*(run for run in runs if run.configuration["down"] == "32")) == []  # nothing to compare yet
 
 
 def test_pictures_of_traffic_are_one_for_each_data_set_and_the_same_for_the_same_records(tmp_path):

@@ -89,6 +89,16 @@ def has_checkpoint(folder: Path) -> bool:
     return (folder / "checkpoint.json").is_file()
 
 
+def next_round(folder: Path) -> int:
+    """The round (counted from 0) that the checkpoint in this folder comes before; 0 if there is none."""
+    if not has_checkpoint(folder):
+        return 0
+    try:
+        return int(json.loads((folder / "checkpoint.json").read_text())["next_round"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"the checkpoint in {folder} cannot be read ({error})") from error
+
+
 def remove_checkpoint(folder: Path) -> None:
     """Delete the checkpoint, which a finished run no longer needs."""
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,5 +1,6 @@
 """`fedbat reproduce`."""
 
+import os
 import textwrap
 import time
 from collections.abc import Iterable, Sequence
@@ -14,9 +15,10 @@ from fedbat.engine import check_engine
 from fedbat.errors import ConfigError
 from fedbat.reproduce.cells import Cell
 from fedbat.reproduce.othercode import other_code, told
+from fedbat.reproduce.protocol import PROTOCOL
 from fedbat.reproduce.record import Record, Records
 from fedbat.reproduce.sweep import Settings, sweep
-from fedbat.reproduce.tables import ALL, KEYS, PROTOCOL, Book, load_book
+from fedbat.reproduce.tables import ALL, KEYS, Book, load_book
 from fedbat.reproduce.theory.record import file_name, run_trials
 from fedbat.reproduce.theory.trials import Trial
 
@@ -36,8 +38,8 @@ def reproduce(
         bool,
         typer.Option(
             "--write",
-            help="Write RESULTS.md, its figures and the generated parts of docs/; for experiments of your own the page "
-            "and figures in the folder of their records.",
+            help="Write RESULTS.md, CLAIMS.md, figures and the generated parts of docs/; for experiments of your own "
+            "the pages and figures in the folder of their records.",
         ),
     ] = False,
     claims: Annotated[bool, typer.Option("--claims", help="Judge the paper's claims by the records.")] = False,
@@ -138,16 +140,21 @@ def _sweep(cells: list[Cell], settings: Settings) -> int:
 
 
 def _write(book: Book, records: Records, results: Path) -> None:
+    from fedbat.reproduce.claims import has_claims
+    from fedbat.reproduce.evidence import page_name, render_evidence
     from fedbat.reproduce.figures import draw_figures
     from fedbat.reproduce.report import render
     from fedbat.reproduce.results import Results
 
     shown = Results(book, records)
-    suffix = "" if book.protocol.name == PROTOCOL else f"-{book.protocol.name}"
+    suffix = book.protocol.suffix
     place = results.parent if _are_the_repositorys(book.folder, results) else results
     page, figures = place / f"RESULTS{suffix}.md", results / f"figures{suffix}"
     drawn = draw_figures(book, records, figures)
     page.write_text(render(book, records, figures.relative_to(place), results.resolve().name))
+    if has_claims(book.folder):
+        (results / page_name(book)).write_text(render_evidence(book, records, os.path.relpath(page, results)))
+    _say_faults(records)
     say(f"{len(shown.records) + len(shown.trials)} records in {page}, {len(drawn)} pictures in {figures}")
     if book.protocol.name == PROTOCOL and place != results:
         _fill_pages(book, records, results)
@@ -193,8 +200,7 @@ def _print_list(book: Book, records: Records) -> None:
         cells, trials = book.cells(name, None, {}), book.trials(name, None, {})
         table.add_row(name, str(len(cells) + len(trials)), str(_num_done(cells, trials, records)), title)
     console.print(table)
-    for fault in records.faults.values():
-        say(f"left out: {fault}")
+    _say_faults(records)
 
 
 def _print_cells(cells: Sequence[Cell], trials: Sequence[Trial], records: Records) -> None:
@@ -214,6 +220,11 @@ def _of_cells(cells: Sequence[Cell], records: Records) -> list[Record]:
     return [record for cell in cells if (record := records.get(cell.identity))]
 
 
+def _say_faults(records: Records) -> None:
+    for fault in records.faults.values():
+        say(f"left out: {fault}")
+
+
 def _say_other_code(found: Iterable[Record], results: Path) -> None:
     if sentence := told(found, results):
         say(sentence)
@@ -225,19 +236,20 @@ def _num_done(cells: Sequence[Cell], trials: Sequence[Trial], records: Records) 
 
 def _print_claims(book: Book, records: Records) -> None:
     from fedbat.reproduce.claims import Verdict, judge_all
-    from fedbat.reproduce.verdicts import claim_lines, count_verdicts
+    from fedbat.reproduce.verdicts import claim_lines
 
-    findings = judge_all(book, records)
+    findings, counts = judge_all(book, records), list[str]()
     for verdict in Verdict:
         found = [finding for finding in findings if finding.verdict == verdict]
         if found:
             console.print(f"[bold]{verdict}[/] ({len(found)})")
+            counts.append(f"{len(found)} {verdict}")
         for finding in found:
             head, *rest = claim_lines(finding)
             say(f"  {head}")
             for line in rest:
                 say(_indented(line))
-    say(f"{' / '.join(Verdict)}: {count_verdicts(findings)}")
+    say(", ".join(counts))
 
 
 def _indented(line: str) -> str:

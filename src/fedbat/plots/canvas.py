@@ -1,7 +1,9 @@
 """What all pictures are made of: figures with tidy axes, axes in bytes, one legend, files."""
 
-from collections.abc import Iterable, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.artist import Artist
@@ -49,8 +51,13 @@ def dashes(style: RunStyle) -> str | tuple[float, list[float]]:
 def bytes_axis(axes: Axes, label: str) -> None:
     """Make the x axis a logarithmic axis in bytes."""
     axes.set(xlabel=label, xscale="log")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: megabytes(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
     axes.minorticks_off()
+
+
+def _short(num_bytes: float) -> str:
+    """Bytes as a tick has them."""
+    return f"{num_bytes / 1e9:g} GB" if num_bytes >= 1e9 else megabytes(num_bytes)
 
 
 def log_ticks(axis: Axis) -> None:
@@ -71,8 +78,25 @@ def legend_below(
     )
 
 
-def save(figure: Figure, paths: Iterable[Path]) -> None:
-    """Write the figure without a date or random names, so that the same picture gives the same file."""
+def save(figure: Figure, paths: Iterable[Path], shown: Any = None) -> None:
+    """Write the figure without a date or random names, so that the same picture gives the same file.
+
+    SVG files carry a hash of what is shown, by which one can tell whether they are still of the same.
+    """
     with matplotlib.rc_context({"svg.hashsalt": "fedbat"}):
         for path in paths:
-            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+            svg = {"Date": None, "Identifier": digest(shown)}
+            figure.savefig(path, metadata=svg if path.suffix == ".svg" else None)
+
+
+def digest(shown: Any) -> str:
+    """A hash of panels: their texts, and of their numbers as many digits as can be seen."""
+    return hashlib.sha256(_text(shown).encode()).hexdigest()[:16]
+
+
+def _text(shown: Any) -> str:
+    if isinstance(shown, int | float):
+        return f"{shown:.6g}"
+    if isinstance(shown, str) or shown is None:
+        return repr(shown)
+    return f"({','.join(map(_text, shown.items() if isinstance(shown, Mapping) else shown))})"

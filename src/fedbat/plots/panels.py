@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 from matplotlib.ticker import FuncFormatter
@@ -9,6 +10,7 @@ from matplotlib.ticker import FuncFormatter
 from fedbat.plots.canvas import bytes_axis, legend_below, log_ticks, new_row, save
 from fedbat.plots.styles import INK, method_colors, zoom
 
+NEAR = 10.0  # points: methods that end further below the best do not decide what is in sight
 _FRONT = ("fedbat", "fedavg")  # drawn over the others
 
 
@@ -18,7 +20,6 @@ class Line(NamedTuple):
     x: Sequence[float]
     y: Sequence[float]
     band: tuple[Sequence[float], Sequence[float]] | None = None
-    faint: Sequence[float] | None = None  # the raw values, if y is their running mean
 
 
 class Panel(NamedTuple):
@@ -42,26 +43,34 @@ def draw_panels(
             axes.plot(line.x, line.y, label=label, lw=1.7 if front else 1.1, color=color, zorder=order)
             if line.band is not None:
                 axes.fill_between(line.x, *line.band, alpha=0.2, lw=0, color=color, zorder=order)
-            if line.faint is not None:
-                axes.plot(line.x, line.faint, lw=0.7, alpha=0.15, color=color, zorder=1)
         axes.set_title(panel.title, color=INK, fontsize=10)
         axes.set_xlabel("round")
         if by_bytes:
             bytes_axis(axes, "sent up by all clients so far")
         if log:
             axes.set_yscale("log")
-            log_ticks(axes.yaxis)
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axes.minorticks_off()
         else:
-            low, high = zoom(line.y for line in panel.lines.values())
+            low, high = zoom(_near_the_top([line.y for line in panel.lines.values()]))
             axes.set_ylim(low, high)
             if by_bytes:  # from where the first curve comes into sight
                 points = (point for line in panel.lines.values() for point in zip(line.x, line.y, strict=True))
                 axes.set_xlim(left=0.5 * min(x for x, y in points if y >= low))
+    if log:  # errors of one picture are to be compared
+        lows, highs = zip(*(axes.get_ylim() for axes in fields), strict=True)
+        for axes in fields:
+            axes.set_ylim(min(lows), max(highs))
+            log_ticks(axes.yaxis)
     fields[0].set_ylabel(ylabel)
     found = (axes.get_legend_handles_labels() for axes in fields)
     handles = {label: handle for pair in found for handle, label in zip(*pair, strict=True)}
     columns = min(len(labels), int(figure.get_figwidth() / 1.6))
     legend_below(figure, [(label, handles[label]) for label in labels], columns)
-    save(figure, paths)
+    save(figure, paths, panels)
+
+
+def _near_the_top(curves: Sequence[Sequence[float]]) -> list[Sequence[float]]:
+    """The curves that come near the best one in the end: a range that has place for all would show nothing else."""
+    ends = [median(curve[len(curve) // 2 :]) for curve in curves]
+    return [curve for curve, end in zip(curves, ends, strict=True) if end >= max(ends) - NEAR]

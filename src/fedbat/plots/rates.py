@@ -42,4 +42,4 @@ def draw_rates(panels: Sequence[RatePanel], paths: Iterable[Path]) -> None:
     handles = [(label, Line2D([], [], color=color, lw=1.5)) for label, color in colors.items()]
     bound = ("its bound", Line2D([], [], color=INK, lw=1.2, ls=_DASHED))
     legend_below(figure, [*handles, bound], (len(handles) + 2) // 2)
-    save(figure, paths)
+    save(figure, paths, panels)

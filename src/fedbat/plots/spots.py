@@ -54,7 +54,7 @@ def draw_spots(panels: Sequence[SpotPanel], xlabel: str, ylabel: str, paths: Ite
     blank = ("", Line2D([], [], ls=""))
     columns = list(zip_longest(*(row.items() for row in rows), fillvalue=blank))  # filled from the top
     legend_below(figure, [pair for column in columns for pair in column], len(columns))
-    save(figure, paths)
+    save(figure, paths, panels)
 
 
 def _see_at_least(axes: Axes, span: float) -> None:

@@ -16,6 +16,7 @@ _METHOD_COLORS = {
     "noisy-signsgd": "#009e73",
     "stoc-signsgd": "#cc79a7",
     "zerofl": "#e69f00",
+    "zerofl train_sparsity=0": "#e69f00",  # as the authors of FedBAT ran it
     # More bits and rivals, which are not in the paper: shades of FedBAT's color, and two of Tol's colors.
     "fedbat bits=2": "#f4a261",
     "fedbat bits=4": "#7f2704",

@@ -12,7 +12,7 @@ from fedbat.data import DATASETS
 from fedbat.downlink import FULL
 from fedbat.errors import DataError
 from fedbat.experiment import split_of, variant_of
-from fedbat.figures import at_chance, late
+from fedbat.figures import at_chance
 from fedbat.lock import is_held
 from fedbat.report.names import SPLIT, as_text, label_of, usual_values, varying
 from fedbat.reproduce.record import Record, hashes, load_record
@@ -57,9 +57,9 @@ class Run:
 
     def late(self, model: str | None = None) -> float | None:
         """The mean accuracy in percent of the last ten rounds (the last of few), of this or another tested model."""
-        tests = self.record.lines if model is None else [line[model] for line in self.record.lines if line.get(model)]
-        _, tail = late(len(self.record.lines))
-        return 100 * fmean(test["accuracy"] for test in tests[tail]) if tests else None
+        if not self.record.lines:
+            return None
+        return self.record.last10 if model is None else self.record.last10_of(model)
 
     @property
     def at_chance(self) -> bool:

@@ -4,10 +4,12 @@ A claim compares methods in some cells (its kind, see kinds.py) or is about toy 
 where the numbers must lie (`above`, `below`) and for how many (`quantifier`):
 - every: *holds* when all intervals lie there; *fails* when one lies elsewhere;
 - some: *holds* when all intervals of one cell lie there; *fails* when each cell has one elsewhere;
+- any: *holds* when one interval lies there; *fails* when all lie elsewhere;
 - most: *holds* when more than half of all that are needed lie there; *fails* when half of them lie elsewhere;
 - mean: decided by the interval of the mean over all that are needed.
-Everything else is *undecided*: intervals straddle the border, or records are missing - a missing one counts as an
-interval over the whole line. Claims that tests check are *tested*; here it is only checked that the tests exist.
+Everything else is *undecided* if all has been measured, as intervals straddle the border, or else *waiting for
+records*: a missing one counts as an interval over the whole line. Claims that tests check are *tested*; here it is only
+checked that the tests exist. What nothing here checks is *not checked*, and the file says why.
 """
 
 import ast
@@ -39,17 +41,27 @@ class Verdict(StrEnum):
     HOLDS = "holds"
     FAILS = "fails"
     UNDECIDED = "undecided"
+    WAITING = "waiting for records"
     TESTED = "tested"
+    UNCHECKED = "not checked"
 
     @classmethod
-    def of(cls, opinion: bool | None) -> "Verdict":
-        """The verdict for yes, no or neither."""
-        return {True: cls.HOLDS, False: cls.FAILS, None: cls.UNDECIDED}[opinion]
+    def of(cls, opinion: bool | None, whole: bool = True) -> "Verdict":
+        """The verdict for yes, no or neither, which may change if not the whole of a claim has been measured."""
+        return {True: cls.HOLDS, False: cls.FAILS, None: cls.UNDECIDED if whole else cls.WAITING}[opinion]
+
+
+class Group(StrEnum):
+    """What a claim is about."""
+
+    PAPER = "of the paper"
+    TOYS = "on theory's toy problems"
+    OURS = "of ours"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence that records or tests can check."""
+    """A sentence that records or tests can check, or that nothing does."""
 
     id: str
     where: str  # in the paper, or "ours"
@@ -61,6 +73,14 @@ class Claim:
     region: Region = field(default_factory=Region)
     trials: Choice | None = None  # instead of cells
     tests: tuple[str, ...] = ()  # instead of all of that
+    unchecked: str = ""  # instead of anything: why not
+
+    @property
+    def group(self) -> Group:
+        """What it is about."""
+        if self.trials is not None:
+            return Group.TOYS
+        return Group.OURS if self.where == "ours" else Group.PAPER
 
     def cases(self, shelf: Shelf) -> list[list[Case]]:
         """The cases, by cell."""
@@ -103,9 +123,14 @@ class Finding:
     needed: int
 
 
+def has_claims(folder: Path) -> bool:
+    """Whether a folder of experiment files has a file of claims."""
+    return (folder / FILE).is_file()
+
+
 def load_claims(folder: Path) -> tuple[Claim, ...]:
     """The claims in a folder of experiment files; empty if it has no file of claims."""
-    if not (folder / FILE).is_file():
+    if not has_claims(folder):
         return ()
     file = check_keys(str(folder / FILE), read_toml(folder / FILE), ["cells", "claim"])
     claims = tuple(
@@ -127,7 +152,7 @@ def judge(claim: Claim, shelf: Shelf, results: Results) -> Finding:
     """Judge a claim by the records."""
     cases, trials = claim.cases(shelf), claim.trial_cases(shelf)
     if not cases and not trials:
-        return Finding(claim, Verdict.TESTED, None, (), None, 0, 0)
+        return Finding(claim, Verdict.UNCHECKED if claim.unchecked else Verdict.TESTED, None, (), None, 0, 0)
     estimates = [*estimate(cases, results), *([case.estimate(results.trials)] for case in trials)]
     printed = [[None if case.printed is None else _certain(case.printed) for case in cell] for cell in cases]
     decide, deciding = QUANTIFIERS[claim.quantifier]
@@ -135,7 +160,7 @@ def judge(claim: Claim, shelf: Shelf, results: Results) -> Finding:
     every_case: list[Case | TrialCase] = [*itertools.chain(*cases), *trials]
     return Finding(
         claim,
-        Verdict.of(decide(estimates, claim.region)(LEVEL)),
+        Verdict.of(decide(estimates, claim.region)(LEVEL), whole=None not in itertools.chain(*estimates)),
         Verdict.of(decide(printed, claim.region)(LEVEL)) if any(map(any, printed)) else None,
         tuple(
             Measured(case, found, inside(found, claim.region)(LEVEL))
@@ -166,6 +191,8 @@ def _claim(entry: Mapping[str, Any], grids: Mapping[str, Mapping[str, Sequence[A
         for test in left["tests"]:
             _check_test(name, test, root)
         return Claim(**known, tests=tuple(left["tests"]))
+    if "unchecked" in left:
+        return Claim(**known, unchecked=left["unchecked"])
     bounds = {key: float(left.pop(key)) for key in Region._fields if key in left}
     if not bounds:
         raise ConfigError(f"claim {name!r} says nothing: it has neither above nor below; give one of them")

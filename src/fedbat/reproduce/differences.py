@@ -48,6 +48,11 @@ class Switch(NamedTuple):
         """The method, and what else is varied, without the setting that is switched."""
         return self.ours.point["method"].split()[0] if self.axis == "method" else self.ours.name(self.axis)
 
+    @property
+    def place(self) -> str:
+        """The data set and the split."""
+        return f"{self.ours.point['dataset']} {self.ours.point['split']}"
+
 
 def section(table: Table, book: Book, results: Results) -> Iterator[str]:
     """For each choice, a sentence derived from the numbers, and the numbers themselves."""
@@ -60,9 +65,13 @@ def section(table: Table, book: Book, results: Results) -> Iterator[str]:
     shelf = Shelf(book)
     for grid in table.grids:
         switches = switches_of(grid, shelf, results)
-        yield from [f"### {grid.about or grid.keys[-1]}", "", sentence(switches), ""]
-        if any(switch.changes["best"] for switch in switches):
-            yield from markdown.table(_COLUMNS, [_row(switch, results) for switch in switches], _WORDS)
+        measured = [switch for switch in switches if switch.changes["best"]]
+        yield from [f"### {grid.about or grid.keys[-1]}", ""]
+        if measured:
+            yield from [sentence(measured), ""]
+            yield from markdown.table(_COLUMNS, [_row(switch, results) for switch in measured], _WORDS)
+        left = [switch for switch in switches if not switch.changes["best"]]
+        yield from markdown.not_run((f"{s.method} {s.choice}", s.place) for s in left)
 
 
 def switches_of(grid: Grid, shelf: Shelf, results: Results) -> list[Switch]:
@@ -85,10 +94,9 @@ def switches_of(grid: Grid, shelf: Shelf, results: Results) -> list[Switch]:
 
 
 def sentence(switches: list[Switch]) -> str:
-    """What the choice changes in the best round, as a sentence."""
-    clauses = [f"{_effect(change)} on {_place(s)}" for s in switches if (change := s.changes["best"]) is not None]
-    if left := len(switches) - len(clauses):
-        clauses.append(f"{left} of {len(switches)} not run yet")
+    """What the choice changes in the best round, as a sentence about those that were measured."""
+    changed = [(switch, switch.changes["best"]) for switch in switches]
+    clauses = [f"{_effect(change)} on {s.place} with {s.method}" for s, change in changed if change is not None]
     choices = " or ".join(dict.fromkeys(f"`{switch.choice}`" for switch in switches))
     return f"{choices} instead of `{_choice(switches[0].ours, switches[0].axis)}`: {'; '.join(clauses)}."
 
@@ -100,11 +108,6 @@ def _effect(change: Estimate) -> str:
     if low <= 0 <= high:
         return f"no measurable change (the interval reaches {max(-low, high):.2f} points)"
     return f"{'gains' if low > 0 else 'costs'} {abs(change.value):.2f} points"
-
-
-def _place(switch: Switch) -> str:
-    point = switch.ours.point
-    return f"{point['dataset']} {point['split']} with {switch.method}"
 
 
 def _choice(row: Row, axis: str) -> str:
@@ -120,12 +123,10 @@ def _case(ours: Row, other: Row, metric: str, shelf: Shelf) -> Case:
 
 def _row(switch: Switch, results: Results) -> list[str]:
     point = switch.ours.point
-    start = [point["dataset"], point["split"], f"`{switch.method}`", f"`{switch.choice}`"]
-    cells = list(start)
+    cells = [point["dataset"], point["split"], f"`{switch.method}`", f"`{switch.choice}`"]
     for metric in _MEASURED.values():
         case, change = switch.cases[metric], switch.changes[metric]
-        if change is None:
-            return markdown.padded(start, _COLUMNS)
+        assert change is not None  # its runs are those of the best round, which was measured
         switched, ours = zip(*paired_runs(case, results).values(), strict=True)
         levels = [MeanStd.of([METRICS[metric].of(record) for record in records]) for records in (ours, switched)]
         cells += [*map(markdown.mean_std, levels), f"{change.value:{case.style}}", show_interval(change, case.style)]

@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from scipy.special import stdtrit
-
 LEVEL = 0.05  # of error; intervals are shown at 1 - LEVEL
 
 
@@ -177,6 +175,11 @@ QUANTIFIERS = {
         lambda estimates, region: one_of([all_of(_opinions([cell], region)) for cell in estimates]),
         _weakest_of_the_strongest_cell,
     ),
+    # A single case, wherever it is.
+    "any": Quantifier(
+        lambda estimates, region: one_of(_opinions(estimates, region)),
+        lambda estimates, region: next(iter(_ranked(estimates, region)[::-1]), None),
+    ),
     "mean": Quantifier(
         lambda estimates, region: inside(mean_of(estimates), region), lambda estimates, region: mean_of(estimates)
     ),
@@ -185,4 +188,6 @@ QUANTIFIERS = {
 
 @cache
 def _quantile(freedom: float, probability: float) -> float:
+    from scipy.special import stdtrit  # slow to import, and every command would wait for it
+
     return float(stdtrit(freedom, probability))

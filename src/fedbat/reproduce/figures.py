@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from fedbat.plots import Line, Panel, Spot, SpotPanel, draw_panels, draw_spots
+from fedbat.plots import Line, Panel, RatePanel, Spot, SpotPanel, draw_panels, draw_rates, draw_spots
 from fedbat.records import file_name
 from fedbat.reproduce.metrics import running_mean, weighted_error
 from fedbat.reproduce.record import Record, Records
@@ -19,6 +19,17 @@ from fedbat.reproduce.theory import section as theory
 
 FORMATS = ("png", "svg")
 WINDOW = 5  # rounds of a running mean
+_TITLES = {  # as the paper has them
+    "fmnist": "FMNIST",
+    "svhn": "SVHN",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "iid": "IID",
+    "non-iid-1": "Non-IID-1",
+    "non-iid-2": "Non-IID-2",
+}
+
+Draw = Callable[[Sequence[Path]], None]
 
 
 @dataclass(frozen=True)
@@ -37,7 +48,7 @@ class Curves:
         panels = []
         for title, found in _splits(rows, results.of):
             lines = {
-                row.name(): self._line(result.records)
+                row.spelled(): self._line(result.records)
                 for row, result in found
                 # On a logarithmic axis there is no place for methods that send everything as it is.
                 if not self.log or any(0 < value < math.inf for value in self.y(result.records[0]))
@@ -46,20 +57,14 @@ class Curves:
                 panels.append(Panel(title, lines))
         return panels
 
-    def draw(self, rows: Sequence[Row], results: Results, paths: Sequence[Path]) -> None:
-        """Draw the panels side by side."""
-        draw_panels(self.panels(rows, results), self.ylabel, paths, by_bytes=self.by_bytes, log=self.log)
-
     def _line(self, records: Sequence[Record]) -> Line:
         """The mean over seeds, with a band from the lowest to the highest."""
-        raw = [self.y(record) for record in records]
-        columns = list(zip(*(running_mean(values, self.window) for values in raw), strict=True))
+        columns = list(zip(*(running_mean(self.y(record), self.window) for record in records), strict=True))
         x = itertools.accumulate(records[0].uplink_bytes) if self.by_bytes else range(1, len(columns) + 1)
         return Line(
             list(x),
             [statistics.fmean(column) for column in columns],
             ([min(column) for column in columns], [max(column) for column in columns]) if len(records) > 1 else None,
-            [statistics.fmean(column) for column in zip(*raw, strict=True)] if self.window > 1 else None,
         )
 
 
@@ -74,21 +79,16 @@ class Spots:
     measures: Mapping[str, Callable[[Record], float | None]]  # by label; the first that all records have is drawn
 
     def panels(self, rows: Sequence[Row], results: Results) -> list[SpotPanel]:
-        """A panel for each split for which there is something to draw."""
+        """A panel for each split with something to draw; none before some method has two ways down to be compared."""
         panels, measure = [], self.measures[self.measure(rows, results)]
         for title, found in self._shared(rows, results):
             series: dict[str, list[Spot]] = {}
             for row, result in found:
                 reached = [value for record in result.records if (value := measure(record)) is not None]
                 spot = Spot(result.traffic, statistics.fmean(reached), row.point["down"])
-                series.setdefault(row.name("down"), []).append(spot)
+                series.setdefault(row.spelled("down"), []).append(spot)
             panels.append(SpotPanel(title, series))
-        return panels
-
-    def draw(self, rows: Sequence[Row], results: Results, paths: Sequence[Path]) -> None:
-        """Draw the panels side by side."""
-        ylabel = f"{self.measure(rows, results)}, %"
-        draw_spots(self.panels(rows, results), "up and down, of a client in a round", ylabel, paths)
+        return panels if any(len(spots) > 1 for panel in panels for spots in panel.series.values()) else []
 
     def measure(self, rows: Sequence[Row], results: Results) -> str:
         """The label of the measure that is drawn."""
@@ -114,21 +114,33 @@ class Picture(NamedTuple):
 
     name: str  # without its ending
     title: str
-    draw: Callable[[Sequence[Path]], None]
+    panels: Sequence[Panel | SpotPanel | RatePanel]  # what it shows
+    draw: Draw
 
 
-def _by_group(kinds: Mapping[str, Curves | Spots], table: Table, results: Results) -> Iterator[Picture]:
-    """Pictures of some kinds for each data set and number of clients with at least one run."""
+def _curves(table: Table, results: Results) -> Iterator[Picture]:
     for (dataset, clients), rows in results.groups(table):
-        for kind, plot in kinds.items():
-            if plot.panels(rows, results):
-                title = f"{dataset}, {clients} clients: {plot.title}"
-                yield Picture(file_name(f"{dataset}-n{clients}-{kind}"), title, partial(plot.draw, rows, results))
+        for kind, curves in _CURVES.items():
+            if panels := curves.panels(rows, results):
+                draw = partial(draw_panels, panels, curves.ylabel, by_bytes=curves.by_bytes, log=curves.log)
+                yield Picture(*_named(dataset, clients, kind, curves.title), panels, draw)
+
+
+def _traffic(table: Table, results: Results) -> Iterator[Picture]:
+    for (dataset, clients), rows in results.groups(table):
+        if panels := TRAFFIC.panels(rows, results):
+            ylabel = f"{TRAFFIC.measure(rows, results)}, %"
+            draw = partial(draw_spots, panels, "up and down, of a client in a round", ylabel)
+            yield Picture(*_named(dataset, clients, "traffic", TRAFFIC.title), panels, draw)
 
 
 def _of_trials(table: Table, results: Results) -> Iterator[Picture]:
-    if found := theory.records_of(table, results):
-        yield Picture(table.name, table.title, partial(theory.draw, found))
+    if panels := theory.panels(theory.records_of(table, results)):
+        yield Picture(table.name, table.title, panels, partial(draw_rates, panels))
+
+
+def _named(dataset: str, clients: str, kind: str, title: str) -> tuple[str, str]:
+    return file_name(f"{dataset}-n{clients}-{kind}"), f"{dataset}, {clients} clients: {title}"
 
 
 _ACCURACY = f"test accuracy, %, mean of {WINDOW} rounds"
@@ -140,13 +152,13 @@ _CURVES = {
 TRAFFIC = Spots(
     "accuracy against total traffic",
     {
-        "averaged model, last ten rounds": lambda record: record.averaged_last10,
+        "averaged model, last ten rounds": lambda record: record.last10_of("averaged"),
         "last ten rounds": lambda record: record.last10,
     },
 )
 PICTURES: Mapping[str, Callable[[Table, Results], Iterator[Picture]]] = {  # by view
-    "curves": partial(_by_group, _CURVES),
-    "traffic": partial(_by_group, {"traffic": TRAFFIC}),
+    "curves": _curves,
+    "traffic": _traffic,
     "theory": _of_trials,
 }
 
@@ -176,4 +188,4 @@ def _splits(
     for split, members in itertools.groupby(rows, lambda row: row.point["split"]):
         found = [(row, result) for row in members if (result := result_of(row)) is not None]
         if found:
-            yield f"{rows[0].point['dataset']}, {split}, {rows[0].point['clients']} clients", found
+            yield ", ".join(_TITLES.get(name, name) for name in (rows[0].point["dataset"], split)), found

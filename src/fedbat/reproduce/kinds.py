@@ -100,13 +100,14 @@ class Column:
 def difference(column: Column, *, one: str, others: Sequence[str], metric: str = "best") -> Iterator[Case]:
     """`one` minus each of the others."""
     for other in others:
-        yield combine(column, f"{one} − {other}", metric, (1, column.row(one)), (-1, column.row(other)))
+        ours, theirs = column.row(one), column.row(other)
+        yield combine(column, f"{ours.spelled()} − {theirs.spelled()}", metric, (1, ours), (-1, theirs))
 
 
 def level(column: Column, *, methods: Sequence[str], metric: str) -> Iterator[Case]:
     """Each method by itself."""
-    for method in methods:
-        yield combine(column, method, metric, (1, column.row(method)))
+    for row in map(column.row, methods):
+        yield combine(column, row.spelled(), metric, (1, row))
 
 
 def rise(column: Column, *, orders: Sequence[Sequence[str]], metric: str = "best") -> Iterator[Case]:
@@ -123,7 +124,8 @@ def growth(
     start = replace(column, **since)
     for other in others:
         here, there = [(1, column.row(one)), (-1, column.row(other))], [(-1, start.row(one)), (1, start.row(other))]
-        yield combine(column, f"{one} − {other}, more than in {start}", metric, *here, *there)
+        apart = f"{column.row(one).spelled()} − {column.row(other).spelled()}"
+        yield combine(column, f"{apart}, more than in {start}", metric, *here, *there)
 
 
 def rounds(column: Column, *, one: str, others: Sequence[str], smooth: int, slack: float) -> Iterator[Case]:
@@ -153,7 +155,8 @@ def rounds(column: Column, *, one: str, others: Sequence[str], smooth: int, slac
 
     for other in others:
         rows = (column.row(one), column.row(other))
-        yield Case(str(column), f"rounds of {one} − {other}", rows, measure, partial(expected, rows=rows), None, "+.1f")
+        what = f"rounds of {rows[0].spelled()} − {rows[1].spelled()}"
+        yield Case(str(column), what, rows, measure, partial(expected, rows=rows), None, "+.1f")
 
 
 def _reached(curve: Sequence[float], target: float) -> int:
@@ -183,7 +186,8 @@ def combine(column: Column, what: str, metric_name: str, *terms: tuple[int, Row]
         found = [Spread(0.0, math.inf, "exact", measured=False)] if metric.exact else []
         if metric.by_round is not None:
             by_round = [added(values) for values in zip(*map(metric.by_round, records), strict=True)]
-            found.append(Spread(statistics.stdev(by_round), len(by_round) - 1, "rounds", measured=False))
+            if len(by_round) > 1:
+                found.append(Spread(statistics.stdev(by_round), len(by_round) - 1, "rounds", measured=False))
         if metric.accuracy and (paper := _paper_spread(column.shelf, rows)):
             found.append(paper._replace(measured=metric.printed))  # other metrics may vary more: only a bound for them
         return found

@@ -15,6 +15,24 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], words: Collectio
     yield ""
 
 
+def not_run(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """A line that names the rows that a table lacks, by name and place; names that lack the same places together."""
+    places: dict[str, list[str]] = {}
+    for name, place in rows:
+        places.setdefault(name, []).append(place)
+    names: dict[str, list[str]] = {}
+    for name, found in places.items():
+        names.setdefault(f"({', '.join(found)})", []).append(f"`{name}`")
+    left = [f"{', '.join(found)} {where}" for where, found in names.items()]
+    if left:
+        yield from [f"Not run yet: {'; '.join(left)}.", ""]
+
+
+def anchor(title: str) -> str:
+    """The anchor of a heading, as GitHub makes it."""
+    return "#" + title.lower().replace(" ", "-")
+
+
 def mean_std(found: MeanStd | None) -> str:
     """A mean with its standard deviation; empty for None."""
     if found is None:
@@ -34,6 +52,7 @@ def share(part: int, whole: int) -> str:
     return f"{part} of {whole}"
 
 
-def padded(cells: Sequence[str], header: Sequence[str]) -> list[str]:
-    """A row padded with empty cells, for what has not been run."""
-    return [*cells, *[""] * (len(header) - len(cells))]
+def span(values: Collection[int]) -> str:
+    """From the lowest to the highest: 2 to 7, or 2 if all are equal."""
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"

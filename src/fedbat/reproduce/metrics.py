@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
 
-import torch
-
 from fedbat.data import spec_of
+from fedbat.figures import late
 from fedbat.layout import Layout, layout_of
 from fedbat.models import build_model
 from fedbat.reproduce.record import Record
@@ -27,7 +26,7 @@ class Metric:
 
 
 def _last_ten(record: Record) -> list[float]:
-    return [100 * accuracy for accuracy in record.accuracy[-10:]]
+    return [100 * accuracy for accuracy in record.accuracy[late(len(record.lines))[1]]]
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
@@ -50,8 +49,7 @@ def weighted_error(record: Record) -> list[float]:
 @cache
 def _layout_by_name(model: str, dataset: str) -> Layout:
     spec = spec_of(dataset)
-    with torch.device("meta"):
-        return layout_of(build_model(model, spec.shape, spec.num_classes, seed=0))
+    return layout_of(build_model(model, spec.shape, spec.num_classes, seed=0))
 
 
 METRICS = {

@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Self
 
 from fedbat.errors import ConfigError, DataError
 from fedbat.experiment import Experiment
-from fedbat.figures import figures_of
+from fedbat.figures import figures_of, late
 from fedbat.reproduce.cells import Cell, configuration, identity, served
 from fedbat.reproduce.shape import check_line, check_summary
 from fedbat.reproduce.theory.record import TrialRecord, load_trial_records
@@ -73,14 +74,13 @@ class Record:
 
     @property
     def last10(self) -> float:
-        """The mean accuracy of the last ten rounds, in percent."""
-        return 100 * sum(self.accuracy[-10:]) / len(self.accuracy[-10:])
+        """The mean accuracy of the last ten rounds, in percent; of fewer than twenty rounds the last one's."""
+        return 100 * fmean(self.accuracy[late(len(self.lines))[1]])
 
-    @property
-    def averaged_last10(self) -> float | None:
-        """The same of the averaged model, if one was kept."""
-        found = self.summary.get("averaged_last10_accuracy")
-        return None if found is None else 100 * float(found)
+    def last10_of(self, model: str) -> float | None:
+        """The same of another model, "received" or "averaged", if it was tested."""
+        found = [line[model]["accuracy"] for line in self.lines if line.get(model)]
+        return 100 * fmean(found[late(len(self.lines))[1]]) if found else None
 
     @property
     def accuracy(self) -> list[float]:
@@ -158,11 +158,12 @@ class Records:
         trials: tuple[TrialRecord, ...] = (),
         faults: Mapping[Path, str] | None = None,
     ) -> None:
-        self.items = items
+        # Of two runs of one training, which differ as a GPU rounds, the later one stands for it in all tables alike:
+        # the one that kept an averaged model, as it serves more cells.
+        self.items = tuple(sorted(items, key=lambda record: len(served(record.configuration))))
         self.trials = {record.trial: record for record in trials}
         self.faults = faults or {}  # why a folder below the results does not count
-        stand_ins = {key: record for record in items for key in served(record.configuration)}
-        self._by_identity = stand_ins | {record.identity: record for record in items}
+        self._by_identity = {key: record for record in self.items for key in served(record.configuration)}
 
     @classmethod
     def load(cls, root: Path) -> Self:
@@ -199,6 +200,7 @@ def load_record(folder: Path) -> Record:
     if not isinstance(config, dict) or "method" not in config or "method_settings" not in summary:
         raise DataError(f"{folder} holds no record of fedbat; its summary.json has no configuration of a run")
     check_summary(summary, str(folder / "summary.json"))
+    lines = lines[: summary["rounds_done"]]  # a run may have died between its last line and its summary
     num_layers = len(summary["layers"]) if "layers" in summary else None
     for number, line in enumerate(lines, start=1):
         check_line(line, num_layers, f"{folder / ROUNDS}, line {number}")

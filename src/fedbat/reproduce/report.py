@@ -2,24 +2,22 @@
 
 import itertools
 import textwrap
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import compress
 from pathlib import Path
 
-from fedbat.reproduce import differences, traffic
-from fedbat.reproduce.claims import Finding, Verdict, judge_all
+from fedbat.plots import NEAR
+from fedbat.reproduce import differences, evidence, questions, summary, traffic
+from fedbat.reproduce.claims import judge_all
 from fedbat.reproduce.figures import WINDOW, pictures
-from fedbat.reproduce.markdown import mean_std, number, padded, share, table
+from fedbat.reproduce.markdown import mean_std, not_run, number, share, span, table
 from fedbat.reproduce.pace import Machine
+from fedbat.reproduce.protocol import Protocol
 from fedbat.reproduce.record import Records
-from fedbat.reproduce.results import WITHIN, Result, Results, duel, orderings
-from fedbat.reproduce.tables import Book, Protocol, Row, Table, matches
-from fedbat.reproduce.theory import section as theory
-from fedbat.reproduce.verdicts import EVIDENCE, HEADER, claim_row, count_verdicts, evidence_rows, missing
+from fedbat.reproduce.results import Result, Results
+from fedbat.reproduce.tables import Book, Row, Table
+from fedbat.reproduce.theory.section import section as theory
 
-AGAINST = ("fedavg", "signsgd", "ef-signsgd", "noisy-signsgd", "stoc-signsgd", "zerofl", "bifl")
-_OPEN, _CLAIMS = "To be looked into", "Claims of the paper"
 _OF_THE_PAPER = ("paper", "difference")
 _COLUMNS = ("split", "method", "paper", "ours", "n", "difference", "last ten", "bytes up", "bit/param", "seconds")
 _WORDS = ("split", "method")
@@ -29,8 +27,7 @@ def render(book: Book, records: Records, figures: Path, folder: str = "results")
     """The whole page; `figures` is the path from the page to the pictures, `folder` names that of the records."""
     files = book.folder.resolve().name
     results, findings = Results(book, records), judge_all(book, records)
-    known = [note.only for note in book.notes]
-    open_ = [r for r in results.deviating() if not any(matches(r.row.point, only) for only in known)]
+    open_ = questions.Questions.of(book, results)
     return "\n".join(
         [
             "# Results",
@@ -38,12 +35,13 @@ def render(book: Book, records: Records, figures: Path, folder: str = "results")
             f"Written by `fedbat reproduce --write` from the records in `{folder}/`; not to be edited.",
             *([f"Protocol: {book.protocol.title} (`{files}/protocols.toml`)."] if book.protocol.partition else []),
             "",
-            *_summary(results, findings, len(open_)),
+            *summary.section(results, findings, open_),
+            *(questions.section(open_, files) if _has_paper(book) else []),
+            *questions.notes(book, results),
+            *evidence.section(findings, files, (figures.parent / evidence.page_name(book)).as_posix()),
+            *_how_to_read(book, results),
             *_reached(book, results),
-            *_how_to_read(book),
             *itertools.chain.from_iterable(_section(found, book, results, figures) for found in _in_order(book)),
-            *(_to_be_looked_into(open_, files) if _has_paper(book) else []),
-            *_claims(findings, files),
         ]
     )
 
@@ -60,6 +58,7 @@ def _in_order(book: Book) -> list[Table]:
 
 def _reached(book: Book, results: Results) -> Iterator[str]:
     """How much of each table has been run, by number of clients; figures show cells of tables."""
+    yield from ["## What has been run", ""]
     rows = []
     for found in _in_order(book):
         by_clients: dict[str, dict[str, Result | None]] = {}
@@ -74,134 +73,45 @@ def _reached(book: Book, results: Results) -> Iterator[str]:
     yield from table(("table", "clients", "cells run", "runs"), rows, ["table"])
 
 
-def _how_to_read(book: Book) -> list[str]:
+def _how_to_read(book: Book, results: Results) -> list[str]:
     beside_the_paper = [
         "Accuracies are test accuracies in percent. *paper* is what the paper prints (mean of five runs), *ours*",
         "the mean of *n* seeds with its standard deviation; both take the best round, as the authors' code does.",
     ]
     alone = [
-        "Accuracies are test accuracies in percent. *ours* is that of the best round, the mean of *n* seeds with its",
+        "Accuracies are test accuracies in percent. *best* is that of the best round, the mean of *n* seeds with its",
         "standard deviation.",
     ]
     return [
         "## How to read the tables",
         "",
         *(beside_the_paper if _has_paper(book) else alone),
-        "*last ten* is the mean over the last ten rounds. *bytes up* is what one client really sends in a round,",
-        "packed, BatchNorm and header included; *seconds* is one whole run; runs made side by side each take longer.",
-        "A row without figures has not been run yet; a table of which nothing has been run is only named.",
+        "*last ten* is the mean over the last ten rounds (of fewer than twenty, the last one). *bytes up* is what one",
+        "client really sends in a round, packed, BatchNorm and header included; *seconds* is one whole run, beside",
+        "others if so many ran at once.",
         "All seeds share one split of the data among clients (`partition_seed`, by default that of the authors' code):",
         "standard deviations and intervals say nothing about other splits.",
+        *_repeats(results),
         *_meant(book.protocol),
         "",
-        *(line for name, words in book.data.items() for line in (f"The data set *{name}* here is {words}.", "")),
     ]
+
+
+def _repeats(results: Results) -> Iterator[str]:
+    """How far runs with the same seed lie apart: all of it is rounding, which no seed controls."""
+    apart = [abs(one.best - other.best) for one, other in results.repeats]
+    if apart:
+        yield from [
+            "Runs of one cell and seed differ, too, as a GPU rounds in varying order: best rounds of those made twice",
+            f"({len(apart)}) lie up to {max(apart):.2f} points apart. All tables show the same one of the two.",
+        ]
 
 
 def _meant(protocol: Protocol) -> Iterator[str]:
-    """What the tables' names of splits and methods stand for on the command line."""
+    """What the tables' names of splits stand for on the command line; methods are named as there."""
     splits = [f"*{name}* is `--partition {split}`" for name, split in protocol.partition.items() if name != split]
-    methods = [
-        f"`{method}` is `{method} {' '.join(f'{key}={value}' for key, value in settings.items())}`"
-        for method, settings in protocol.settings.items()
-    ]
-    if splits or methods:
-        yield from textwrap.wrap(f"In the tables {'; '.join([*splits, *methods])}.", 105, break_on_hyphens=False)
-
-
-def _summary(results: Results, findings: Sequence[Finding], num_open: int) -> Iterator[str]:
-    compared, columns = results.compared(), results.columns()
-    usual = [{name: result for name, result in column.items() if " " not in name} for column in columns]
-    yield from ["## Summary", ""]
-    rows = [
-        ["cells run, of all", share(len(results.found), results.num_rows)],
-        ["runs (one for each seed)", str(len(results.records))],
-    ]
-    if compared:
-        num_close = len(results.close())
-        far = f"of these, pairs that the paper puts more than {WITHIN:g} point apart"
-        rows += [
-            [f"cells within {WITHIN:g} point of the paper, of those it has", share(num_close, len(compared))],
-            [f"cells that deviate and are still [{_OPEN.lower()}]({_anchor(_OPEN)})", str(num_open)],
-            ["pairs of methods, all settings at their defaults, ordered as in the paper", share(*orderings(usual))],
-            [far, share(*orderings(usual, WITHIN))],
-            ["pairs ordered as in the paper, variants such as `rho=4` included", share(*orderings(columns))],
-        ]
-    if findings:
-        told = f"[claims]({_anchor(_CLAIMS)}) that hold / fail / are undecided / are left to tests"
-        rows.append([told, count_verdicts(findings)])
-    yield from table(("", "count"), rows, [""])
-    met = [(other, found) for other in AGAINST if (found := duel(columns, "fedbat", other))]
-    header = ("FedBAT against", "columns", "ahead", "ahead in the paper", "points", "points in the paper")
-    duels = [
-        [other, *map(str, found[:3]), f"{found.difference:+.2f}", f"{found.difference_in_paper:+.2f}"]
-        for other, found in met
-    ]
-    if duels:
-        yield from [
-            "Best rounds of runs with the same seed, over all columns (data set, clients, split) in which both methods",
-            "were run:",
-            "",
-        ]
-        yield from table(header, duels, header[:1])
-    if failed := [finding.claim.text for finding in findings if finding.verdict == Verdict.FAILS]:
-        yield from ["Claims that fail by these records:", "", *(f"- {text}." for text in failed), ""]
-    machines = Counter(Machine.of(record) for record in results.records)
-    where = [[*machine, str(count)] for machine, count in sorted(machines.items())]
-    yield from table(("machine", "precision", "runs at once", "runs"), where, ["machine"])
-
-
-def _anchor(title: str) -> str:
-    """The anchor of a heading, as GitHub makes it."""
-    return "#" + title.lower().replace(" ", "-")
-
-
-def _to_be_looked_into(open_: Sequence[Result], files: str) -> Iterator[str]:
-    yield from [
-        f"## {_OPEN}",
-        "",
-        f"Cells that differ from the paper by more than {WITHIN:g} point and by more than twice its printed standard",
-        f"deviation, for which `{files}/notes.toml` has no note yet.",
-        "",
-    ]
-    words = ("data set", "clients", "split", "method")
-    rows = [
-        [
-            *(result.row.point[key] for key in ("dataset", "clients", "split")),
-            f"`{result.row.name()}`",
-            number(result.row.paper),
-            mean_std(result.best),
-            str(len(result.records)),
-            f"{result.difference:+.2f}",
-        ]
-        for result in open_
-    ]
-    header = (*words, "paper", "ours", "n", "difference")
-    yield from table(header, rows, words) if rows else ["None.", ""]
-
-
-def _claims(findings: Sequence[Finding], files: str) -> Iterator[str]:
-    if not findings:
-        return
-    yield from [
-        f"## {_CLAIMS}",
-        "",
-        "Each sentence that records can check, judged by differences between runs of the same seed. Its exact form and",
-        f"the margins given to vague words are in `{files}/claims.toml`, the rules in `experiments/README.md`. *the",
-        "paper's numbers* is the verdict on what the paper prints. *for / against / open* counts comparisons whose",
-        "interval lies where the claim has it, elsewhere, or across the border; those not run yet are open. *decided",
-        "by* names the comparison that decides or, for undecided claims, the one to watch. *spread from* says where",
-        "the standard deviation is from.",
-        "",
-    ]
-    yield from table(HEADER, map(claim_row, findings), HEADER)
-    for finding in findings:
-        if rows := evidence_rows(finding):
-            yield from [f"<details><summary>Evidence: {finding.claim.id}</summary>", ""]
-            yield from table(EVIDENCE, rows, EVIDENCE)
-            if missing(finding):
-                yield from [f"Not run yet: {missing(finding)} more.", ""]
-            yield from ["</details>", ""]
+    if splits:
+        yield from textwrap.wrap(f"In the tables {'; '.join(splits)}.", 105, break_on_hyphens=False)
 
 
 def _section(found: Table, book: Book, results: Results, figures: Path) -> Iterator[str]:
@@ -217,16 +127,14 @@ def _section(found: Table, book: Book, results: Results, figures: Path) -> Itera
 def _beside_the_paper(found: Table, book: Book, results: Results) -> Iterator[str]:
     for (dataset, clients), rows in results.groups(found):
         yield from [f"### {dataset}, {clients} clients", ""]
-        shown = [_row(row, results.of(row)) for row in rows]
+        shown = [_row(row, result) for row in rows if (result := results.of(row)) is not None]
         columns = zip(_COLUMNS, zip(*shown, strict=True), strict=True)
         beside = [name not in _OF_THE_PAPER or any(cells) for name, cells in columns]
         header, *lines = (list(compress(each, beside)) for each in (_COLUMNS, *shown))
+        if not _has_paper(book):
+            header = ["best" if name == "ours" else name for name in header]
         yield from table(header, lines, _WORDS)
-        for note in book.notes:
-            about = [row for row in rows if results.of(row) and matches(row.point, note.only)]
-            if about:
-                where = "; ".join(dict.fromkeys(f"{row.name()}, {row.point['split']}" for row in about))
-                yield from [f"*{where}*: {note.text}", ""]
+        yield from not_run((row.spelled(), row.point["split"]) for row in rows if results.of(row) is None)
 
 
 def _curves(found: Table, book: Book, results: Results) -> Iterator[str]:
@@ -234,9 +142,9 @@ def _curves(found: Table, book: Book, results: Results) -> Iterator[str]:
         yield from [
             "A curve is the mean over seeds; where there are several, a band reaches from the lowest to the highest.",
             f"Accuracies are means over a round and the {WINDOW - 1} before it, as they jump where clients hold few",
-            "labels; faint lines are the single rounds. Errors are ||sent − m|| / ||m||, mean over clients and over",
-            "layers weighted by their parameters, as in the claims; EF-SignSGD's message carries what earlier ones",
-            "left out, which counts as error.",
+            f"labels; methods that end more than {NEAR:g} points below the best are in sight only as far as they come.",
+            "Errors are ||sent − m|| / ||m||, mean over clients and over layers weighted by their parameters, as in",
+            "the claims; EF-SignSGD's message carries what earlier ones left out, which counts as error.",
             "",
         ]
 
@@ -246,16 +154,14 @@ SECTIONS: dict[str, Callable[[Table, Book, Results], Iterator[str]]] = {
     "curves": _curves,
     "traffic": traffic.section,
     "differences": differences.section,
-    "theory": theory.section,
+    "theory": theory,
 }
 
 
-def _row(row: Row, result: Result | None) -> list[str]:
-    start = [row.point["split"], f"`{row.name()}`"]
-    if result is None:
-        return padded([*start, number(row.paper)], _COLUMNS)
+def _row(row: Row, result: Result) -> list[str]:
     return [
-        *start,
+        row.point["split"],
+        f"`{row.spelled()}`",
         number(row.paper or result.row.paper),
         mean_std(result.best),
         str(len(result.records)),
@@ -263,5 +169,11 @@ def _row(row: Row, result: Result | None) -> list[str]:
         mean_std(result.last10),
         f"{result.mean('uplink_bytes_per_client_round'):,.0f}",
         f"{result.mean('bits_per_parameter'):.3f}",
-        f"{result.mean('seconds'):.0f}",
+        f"{result.mean('seconds'):.0f}{_at_once(result)}",
     ]
+
+
+def _at_once(result: Result) -> str:
+    """How many runs shared the machine, if any did."""
+    jobs = [int(Machine.of(record).jobs) for record in result.records]
+    return f" ({span(jobs)} at once)" if max(jobs) > 1 else ""

@@ -47,12 +47,12 @@ class Result:
     @cached_property
     def averaged(self) -> MeanStd | None:
         """The accuracy of the averaged model in the last ten rounds, over the seeds for which one was kept."""
-        return self.accuracy("averaged_last10_accuracy")
+        return self.last10_of("averaged")
 
     @property
     def averaging_gain(self) -> float | None:
         """How far that is above the model itself, over the same seeds."""
-        gains = [kept - record.last10 for record in self.records if (kept := record.averaged_last10) is not None]
+        gains = [kept - record.last10 for record in self.records if (kept := record.last10_of("averaged")) is not None]
         return statistics.fmean(gains) if gains else None
 
     def only(self, seeds: Collection[int]) -> "Result":
@@ -85,6 +85,11 @@ class Result:
         leads = [self.by_seed[seed].best - other.by_seed[seed].best for seed in sorted(shared)]
         return statistics.fmean(leads) if leads else None
 
+    def last10_of(self, model: str) -> MeanStd | None:
+        """The accuracy of another model in the last ten rounds, over the seeds with which it was tested."""
+        found = [last10 for record in self.records if (last10 := record.last10_of(model)) is not None]
+        return MeanStd.of(found) if found else None
+
     def accuracy(self, figure: str) -> MeanStd | None:
         """An accuracy from the summaries, in percent; None if they do not have it."""
         values = [100 * record.summary[figure] for record in self.records if figure in record.summary]
@@ -101,11 +106,8 @@ class Results:
     def __init__(self, book: Book, records: Records) -> None:
         runs: dict[str, dict[int, Record]] = {}  # by seed
         for record in records:
-            seed = record.configuration["seed"]
-            own, *others = served(record.configuration | {"seed": 0})
-            runs.setdefault(own, {})[seed] = record
-            for key in others:
-                runs.setdefault(key, {}).setdefault(seed, record)
+            for key in served(record.configuration | {"seed": 0}):
+                runs.setdefault(key, {})[record.configuration["seed"]] = record
         rows = {row.identity: row for table in book.tables.values() for row in table.rows}
         # Tables share rows; the first with the paper's number stands for all: "fedbat", not "fedbat phi=0.5".
         tables = reversed(tuple(book.tables.values()))
@@ -118,6 +120,9 @@ class Results:
             for key, row in rows.items()
             if key in runs
         }
+        shown = set(self.records)
+        pairs = ((record, records.get(record.identity)) for record in records if record not in shown)
+        self.repeats = tuple((one, other) for one, other in pairs if other in shown)  # runs of one training and seed
 
     @cached_property
     def records(self) -> tuple[Record, ...]:

@@ -14,6 +14,7 @@ _SUMMARY = {
     "machine": (dict,),
     "engine": (dict, type(None)),
     "resumed": (list,),
+    "rounds_done": (int,),
 }
 _LEG = {"own": (dict,)}
 _LINE = {

@@ -20,14 +20,16 @@ from typing import Literal, cast
 
 import torch
 
+from fedbat.checkpoint import next_round
 from fedbat.data import Dataset, load_dataset
 from fedbat.engine import make_engine
 from fedbat.engine.cuda import Precision
 from fedbat.engine.workers import Died, Task, Workers
 from fedbat.errors import DataError, FedbatError
 from fedbat.experiment import prepare
+from fedbat.figures import late
 from fedbat.lock import holding
-from fedbat.records import is_begun, read_summary
+from fedbat.records import is_begun, is_finished
 from fedbat.reproduce.cells import Cell, fewest
 from fedbat.reproduce.pace import Machine, Pace, cpu
 from fedbat.reproduce.publish import publish
@@ -191,7 +193,8 @@ def _attempt(cell: Cell, settings: Settings, pace: Pace, say: Callable[[str], No
         return "failed"
     rmtree(folder)
     pace.learn(record)
-    say(f"{cell.folder}: best {record.best:.2f} %, last ten {record.last10:.2f} %, {record.seconds:.0f} s")
+    what, _ = late(len(record.lines))
+    say(f"{cell.folder}: best {record.best:.2f} %, {what} {record.last10:.2f} %, {record.seconds:.0f} s")
     return "run"
 
 
@@ -258,10 +261,13 @@ def _is_recorded(cell: Cell, settings: Settings) -> bool:
 
 
 def _rounds_left(cell: Cell, settings: Settings) -> int:
+    """The rounds still to be run: a killed cell goes on from its checkpoint, which may be some rounds behind."""
     folder = settings.work / cell.folder
     try:
-        return cell.experiment.num_rounds - (int(read_summary(folder)["rounds_done"]) if is_begun(folder) else 0)
-    except (DataError, KeyError, TypeError, ValueError):  # reported when the cell's turn comes
+        if is_begun(folder) and is_finished(folder):
+            return 0
+        return cell.experiment.num_rounds - next_round(folder / "checkpoint")
+    except DataError:  # reported when the cell's turn comes
         return cell.experiment.num_rounds
 
 

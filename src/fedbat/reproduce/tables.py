@@ -9,21 +9,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedbat.data.partition import PARTITIONS
 from fedbat.errors import ConfigError
 from fedbat.experiment import Experiment
-from fedbat.reproduce.cells import Cell, canonical
-from fedbat.reproduce.entries import changes_of, check_keys, read_toml
+from fedbat.reproduce.cells import Cell
+from fedbat.reproduce.entries import check_keys, read_toml
+from fedbat.reproduce.protocol import PROTOCOL, Point, Protocol
 from fedbat.reproduce.theory.trials import Trial, read_trials
 from fedbat.settings import show
 
 KEYS = ("dataset", "clients", "split", "method")  # every grid has these, and may also vary fields of the experiment
 VIEWS = ("table", "curves", "traffic", "differences", "theory")  # what RESULTS.md makes of a file
 ALL = "all"  # what the cells of order.toml are called on the command line
-PROTOCOL = "authors"  # the one that reproduces the paper's numbers
 _NO_PROTOCOLS = {PROTOCOL: {"title": "as the files say"}}  # for a folder without protocols.toml
-
-Point = Mapping[str, str]  # a value for each key of a grid, in the paper's terms
 
 
 class Number(NamedTuple):
@@ -31,35 +28,6 @@ class Number(NamedTuple):
 
     accuracy: float
     std: float | None
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """What the paper's terms stand for."""
-
-    name: str
-    title: str
-    partition: Mapping[str, str]  # by split
-    model: Mapping[str, str]  # by data set, if it is not the default one
-    settings: Mapping[str, Mapping[str, str]]  # by method
-
-    def experiment(self, point: Point, fixed: Mapping[str, Any], seed: int) -> Experiment:
-        """The experiment for a point of a grid; a method may come with settings: "fedbat rho=4"."""
-        method, changes = changes_of(point["method"])
-        split = self.partition.get(point["split"], point["split"])
-        if split not in PARTITIONS and ":" not in split:
-            choices = ", ".join(dict.fromkeys([*self.partition, *PARTITIONS]))
-            raise ConfigError(f"unknown split {split!r}; choose from {choices}")
-        chosen: dict[str, Any] = {
-            "method": method,
-            "settings": {**self.settings.get(method, {}), **changes},
-            "dataset": point["dataset"],
-            "partition": split,
-            "clients": int(point["clients"]),
-            "model": self.model.get(point["dataset"]),
-            "seed": seed,
-        }
-        return canonical(Experiment(**chosen | dict(fixed)))
 
 
 @dataclass(frozen=True)
@@ -75,6 +43,11 @@ class Row:
         """The method and whatever else the grid varies, but for keys that are `told` otherwise."""
         varied = [f"{key}={value}" for key, value in self.point.items() if key not in (*KEYS, *told)]
         return " ".join([self.point["method"], *varied])
+
+    def spelled(self, *told: str) -> str:
+        """The same with the settings of the protocol, by which `fedbat run` and reports know the method."""
+        method = self.point["method"]
+        return self.protocol.spelled(method) + self.name(*told).removeprefix(method)
 
     def cell(self, seed: int) -> Cell:
         """The cell of this row with a seed."""

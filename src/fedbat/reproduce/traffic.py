@@ -25,33 +25,35 @@ _COLUMNS = (
 
 def section(table: Table, book: Book, results: Results) -> Iterator[str]:
     """A table for each data set."""
-    which = " [Which to\nchoose](docs/choosing.md)." if has_choices(book) else ""
+    which = "\n[Which to choose](docs/choosing.md)." if has_choices(book) else ""
     yield from [
         "The model goes down with 32 bits a weight, in a few bits, or as one-bit changes that clients follow",
         "(`--down`); the server keeps the true one. *best* and *last ten* are the true model's, *received* what",
         "clients get of it (last ten rounds; empty where that is the same), *averaged* an average over the rounds",
         "that the server keeps (`--average`), for which nothing is sent. Bytes are those of a client in a round, as",
         "packed, first downloads and catching up included; *saving* is against float32 both ways. Runs from",
-        "other tables without an averaged model are included; *averaged* is over the seeds that kept one. The pictures",
-        "show the seeds that all spots of a panel share, and of them the last ten rounds: of the averaged model, which",
-        f"chance moves least, or of the model itself if one of the runs kept no average.{which}",
+        f"other tables without an averaged model are included; *averaged* is over the seeds that kept one.{which}",
+        "The pictures are drawn once some method has several ways down. They show the seeds that all spots of a panel",
+        "share, and of them the last ten rounds: of the averaged model, which chance moves least, or of the model",
+        "itself if one of the runs kept no average.",
         "",
     ]
     for (dataset, clients), rows in results.groups(table):
         yield from [f"### {dataset}, {clients} clients: traffic", ""]
-        yield from markdown.table(_COLUMNS, [_row(row, results.training(row)) for row in rows], _WORDS)
+        found = [(row, results.training(row)) for row in rows]
+        yield from markdown.table(_COLUMNS, [_row(row, result) for row, result in found if result], _WORDS)
+        yield from markdown.not_run((row.spelled(), row.point["split"]) for row, result in found if not result)
 
 
-def _row(row: Row, result: Result | None) -> list[str]:
-    start = [row.point["split"], f"`{row.name('down')}`", row.point["down"]]
-    if result is None:
-        return markdown.padded(start, _COLUMNS)
+def _row(row: Row, result: Result) -> list[str]:
     return [
-        *start,
+        row.point["split"],
+        f"`{row.spelled('down')}`",
+        row.point["down"],
         str(len(result.records)),
         markdown.mean_std(result.best),
         markdown.mean_std(result.last10),
-        markdown.mean_std(result.accuracy("received_last10_accuracy")),
+        markdown.mean_std(result.last10_of("received")),
         markdown.mean_std(result.accuracy("averaged_best_accuracy")),
         markdown.mean_std(result.averaged),
         *(f"{result.mean(f'{way}link_bytes_per_client_round'):,.0f}" for way in ("up", "down")),

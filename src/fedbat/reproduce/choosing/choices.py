@@ -18,7 +18,7 @@ NOWHERE = WITHIN  # and at any one of them
 class Choice(NamedTuple):
     """How updates and the model travel."""
 
-    method: str  # with its settings, as in "fedbat bits=2"
+    method: str  # with its settings and those of the protocol, as in "fedbat bits=2"
     down: str = FULL
 
 
@@ -128,11 +128,8 @@ def fewest_bits(tried: Mapping[str, Compared]) -> str | None:
 def _differences(one: Result, other: Result) -> list[float]:
     """By seed, differences in the averaged model's last ten rounds, which vary least, or in the model's."""
     pairs = [(record, other.by_seed[seed]) for seed, record in one.by_seed.items() if seed in other.by_seed]
-    averaged = [
-        a.averaged_last10 - b.averaged_last10
-        for a, b in pairs
-        if a.averaged_last10 is not None and b.averaged_last10 is not None
-    ]
+    kept = [(a.last10_of("averaged"), b.last10_of("averaged")) for a, b in pairs]
+    averaged = [x - y for x, y in kept if x is not None and y is not None]
     return averaged if len(averaged) == len(pairs) else [a.last10 - b.last10 for a, b in pairs]
 
 
@@ -141,4 +138,4 @@ def _place(row: Row) -> Place:
 
 
 def _choice(row: Row) -> Choice:
-    return Choice(row.point["method"], row.point.get("down", FULL))
+    return Choice(row.protocol.spelled(row.point["method"]), row.point.get("down", FULL))

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 
-from fedbat.plots import Line, RatePanel, draw_rates
+from fedbat.plots import Line, RatePanel
 from fedbat.reproduce import markdown
 from fedbat.reproduce.estimates import LEVEL
 from fedbat.reproduce.results import Results
@@ -52,25 +51,29 @@ def section(table: Table, book: Book, results: Results) -> Iterator[str]:
     for problem, trials in groupby(table.trials, lambda trial: trial.problem):
         kind, members = PROBLEMS[problem], list(trials)
         yield from [f"### {kind.title}", "", _words(members[0]), ""]
-        yield from markdown.table(_COLUMNS, [_row(trial, results.trials.get(trial)) for trial in members], _WORDS)
+        found = [(trial, results.trials[trial]) for trial in members if trial in results.trials]
+        if found:
+            yield from markdown.table(_COLUMNS, [_row(*pair) for pair in found], _WORDS)
+        left = [trial for trial in members if trial not in results.trials]
+        yield from markdown.not_run((trial.compress, f"{trial.sampled} of {trial.clients}") for trial in left)
 
 
-def draw(records: Sequence[TrialRecord], paths: Sequence[Path]) -> None:
-    """Draw the mean and range of the runs, with the bound, for each problem."""
-    panels = []
+def panels(records: Sequence[TrialRecord]) -> list[RatePanel]:
+    """The mean and range of the runs, with the bound, for each problem."""
+    found = []
     for _, members in groupby(records, lambda record: record.trial.problem):
-        found = {_label(record.trial): record for record in members}
-        problem = next(iter(found.values())).problem
-        panels.append(
+        by_label = {_label(record.trial): record for record in members}
+        problem = next(iter(by_label.values())).problem
+        found.append(
             RatePanel(
                 problem.title,
                 problem.time,
                 problem.what,
-                {label: _line(record) for label, record in found.items()},
-                {label: record.bound.tolist() for label, record in found.items()},
+                {label: _line(record) for label, record in by_label.items()},
+                {label: record.bound.tolist() for label, record in by_label.items()},
             )
         )
-    draw_rates(panels, paths)
+    return found
 
 
 def _line(record: TrialRecord) -> Line:
@@ -91,14 +94,12 @@ def _words(trial: Trial) -> str:
     )
 
 
-def _row(trial: Trial, record: TrialRecord | None) -> list[str]:
-    start = [f"{trial.sampled} of {trial.clients}", trial.compress]
-    if record is None:
-        return markdown.padded(start, _COLUMNS)
+def _row(trial: Trial, record: TrialRecord) -> list[str]:
     slope, constant, constants = record.slope(), record.constant(), record.constants
     style = ",.0f" if constant.value > 100 else ".3g"
     return [
-        *start,
+        f"{trial.sampled} of {trial.clients}",
+        trial.compress,
         f"{slope.value:.3f}",
         show_interval(slope, ".3f"),
         f"{-record.problem.rate:g}",
