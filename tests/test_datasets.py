@@ -130,6 +130,14 @@ def test_specs_are_consistent(name):
         assert spec.source.name == name  # the folder the error message tells the user to make
 
 
+def test_images_are_normalized_as_in_the_authors_code():
+    used = {name: (spec.train_mean[0], spec.train_std[0], spec.test_mean[0]) for name, spec in DATASETS.items()}
+    assert used["cifar10"] == (0.485, 0.229, 0.485)
+    assert used["cifar100"] == (0.5071, 0.2673, 0.5071)
+    assert used["svhn"] == (0.4496, 0.1995, 0.456)
+    assert used["fmnist"] == used["fmnist-mini"] == (0.286, 0.353, 0.2868)
+
+
 def test_mini_is_balanced_and_ignores_root(tmp_path):
     data = load_dataset("fmnist-mini", tmp_path)
     assert data.x_train.shape == (6000, 1, 28, 28) and data.x_test.shape == (1000, 1, 28, 28)

@@ -92,10 +92,13 @@ def test_a_cell_deviates_beyond_a_point_and_two_standard_deviations(accuracy, de
     assert listed is deviates is bool(Results(BOOK, records).deviating())
     still = "cells that deviate, still [to be looked into](#to-be-looked-into)"
     assert f"{still} | {deviates:d} of {deviates:d} |" in page
-    assert page.count("has no note yet.\n\nNo cell.\n") == (not deviates)
+    assert page.count("has no explanation yet.\n\nNo cell.\n") == (not deviates)
     explained = dataclasses.replace(BOOK, notes=(Note({"method": "signsgd"}, "A finding."),))
     page = render(explained, records, Path("figures"))
     assert f"{still} | 0 of {deviates:d} |" in page and "- *signsgd*: A finding.\n" in page
+    tried = dataclasses.replace(BOOK, notes=(Note({"method": "signsgd"}, "What was tried.", open=True),))
+    page = render(tried, records, Path("figures"))
+    assert f"{still} | {deviates:d} of {deviates:d} |" in page and "- *signsgd*: What was tried.\n" in page
 
 
 def leaning(*by):

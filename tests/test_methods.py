@@ -77,6 +77,20 @@ def test_step_size_of_error_feedback_is_of_the_corrected_update_or_of_the_update
         assert torch.equal(part.unpack(), of.abs().mean() * (m + e).sign())
 
 
+@pytest.mark.parametrize("scale", ["corrected", "update"])
+def test_error_feedback_with_one_step_size_for_the_whole_model(scale, rng):
+    m = {"a": torch.randn(4, 5, generator=rng), "b": 10 * torch.randn(100, generator=rng)}
+    e = {name: torch.randn(x.shape, generator=rng) for name, x in m.items()}
+    method = EFSignSGD(scale=scale, scope="model")
+    parts, left = method.encode(m, Local(m), e, UniformNoise(0, "test"))
+    p = {name: m[name] + e[name] for name in m}
+    of = p if scale == "corrected" else m
+    mean = torch.cat([x.reshape(-1) for x in of.values()]).abs().mean()
+    for name, part in parts.items():
+        torch.testing.assert_close(part.step, mean)
+        torch.testing.assert_close(left[name], p[name] - part.unpack().view(p[name].shape))
+
+
 def test_without_memory_plain_signs_are_sent_and_nothing_is_kept(rng):
     m, old = torch.randn(50, generator=rng), {"x": torch.randn(50, generator=rng)}
     part, left = encode(EFSignSGD(memory=False), m)
@@ -439,7 +453,7 @@ def test_defaults_are_the_papers():
         "bifl-full": {},
         "drive": {"scale": "unbiased"},
         "eden": {"bits": 2},
-        "ef-signsgd": {"memory": True, "scale": "corrected"},
+        "ef-signsgd": {"memory": True, "scale": "corrected", "scope": "layer"},
         "fedavg": {},
         "fedbat": {"rho": 6.0, "phi": 0.5, "step": "learned", "bounds": (5e-4, 5e-2), "sent": "fresh", "bits": 1},
         "fedmrn": {"mask": "binary", "half_width": None},

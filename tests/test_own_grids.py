@@ -108,9 +108,7 @@ def test_seeds_are_none_of_a_grids_business(tmp_path, text):
 
 def test_a_field_that_the_split_ignores_is_refused_as_on_the_command_line(tmp_path):
     found = book(tmp_path, GRID.replace("epochs = 1", "epochs = 1\nsamples = 1000"))
-    with pytest.raises(
-        ConfigError, match="--samples is 1000, but --partition iid does not use it; drop it, or cho"
-    ):
+    with pytest.raises(ConfigError, match="--samples is 1000, but --partition iid does not use it; drop it, or cho"):
         found.cells("mine", [0], {})
 
 

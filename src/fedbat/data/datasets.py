@@ -161,6 +161,7 @@ _CIFAR_URL = "https://www.cs.toronto.edu/~kriz"
 _SVHN_URL = "http://ufldl.stanford.edu/housenumbers"
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_CIFAR100_MEAN, _CIFAR100_STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 _CIFAR10_TRAIN, _CIFAR10_TEST = tuple(f"data_batch_{i}.bin" for i in range(1, 6)), ("test_batch.bin",)
 _CIFAR100_TRAIN, _CIFAR100_TEST = ("train.bin",), ("test.bin",)
 _FMNIST_TRAIN = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")
@@ -168,7 +169,8 @@ _FMNIST_TEST = ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
 _SVHN_TRAIN, _SVHN_TEST = ("train_32x32.mat",), ("test_32x32.mat",)
 
 # Means and standard deviations are those of the authors' code, kept to reproduce the paper: a test set is
-# normalized by its own statistics (which shrinks SVHN's test images by 11 %), CIFAR by those of ImageNet.
+# normalized by its own statistics (which shrinks SVHN's test images by 11 %), but CIFAR-10 by those of ImageNet, and
+# CIFAR-100 by those of its training images.
 _CIFAR10 = FiledSpec(
     name="cifar10",
     num_classes=10,
@@ -203,6 +205,10 @@ _CIFAR100 = replace(
     _CIFAR10,
     name="cifar100",
     num_classes=100,
+    train_mean=_CIFAR100_MEAN,
+    train_std=_CIFAR100_STD,
+    test_mean=_CIFAR100_MEAN,
+    test_std=_CIFAR100_STD,
     default_beta=0.1,
     default_labels=10,
     source=Downloadable(

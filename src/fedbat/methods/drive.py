@@ -1,4 +1,4 @@
-"""DRIVE: "One-bit Federated Distributed Mean Estimation", NeurIPS 2021, arXiv 2105.08339.
+"""DRIVE: "One-bit Distributed Mean Estimation", NeurIPS 2021, arXiv 2105.08339.
 
 A seeded random rotation R makes all coordinates of the update alike and nearly Gaussian; their signs travel with one
 scale, and the server rotates back: m_hat = S R^T sign(R m). Of the paper's two scales, `unbiased` is

@@ -10,7 +10,8 @@ unchanged.
 Where we depart from the paper and its code (Leopold1423/fedmrn-mm24):
 - s counts from 0, as in FedBAT, so that the first step computes with w.
 - n is uniform on 2^16 points between its ends, none nearer to 0 than 1 / 2^16 of the ends; the code lifts |n| to 1e-8.
-- Every layer has its own seed, made from the first four numbers of the client's noise, which step 0 does not use.
+- Every layer has its own seed of 64 bits, made from the first four numbers of the client's noise, which step 0 does not
+  use; the code draws it from 1001 values.
 - One uniform number decides whether an element is masked and, if it is, which way.
 - The code sends float32 weights; here the mask travels as bits. A layer that has not moved sends noise of width 0.
 """

@@ -23,7 +23,7 @@ class Questions(NamedTuple):
         """Those of all results; a method is explained if every cell of it is."""
 
         def explained(result: Result) -> bool:
-            return any(matches(result.row.point, note.only) for note in book.notes)
+            return any(matches(result.row.point, note.only) for note in book.notes if not note.open)
 
         return cls(
             [result for result in results.deviating() if not explained(result)],
@@ -37,7 +37,7 @@ def section(questions: Questions, files: str) -> Iterator[str]:
         f"## {TITLE}",
         "",
         f"Cells that differ from the paper by more than {WITHIN:g} point and by more than twice its printed standard",
-        f"deviation, and methods on one side of it, for which `{files}/notes.toml` has no note yet.",
+        f"deviation, and methods on one side of it, for which `{files}/notes.toml` has no explanation yet.",
         "",
     ]
     rows = [
@@ -67,6 +67,6 @@ def notes(book: Book, results: Results) -> Iterator[str]:
     about = [note for note in book.notes if any(matches(point, note.only) for point in points)]
     if about or book.data:
         yield from ["## Notes", ""]
-        yield from (f"- *{', '.join(note.only.values()).replace(',', ', ')}*: {note.text}" for note in about)
+        yield from (f"- *{', '.join(','.join(note.only.values()).split(','))}*: {note.text}" for note in about)
         yield from (f"- The data set *{name}* here is {words}." for name, words in book.data.items())
         yield ""

@@ -109,6 +109,7 @@ class Note(NamedTuple):
 
     only: dict[str, str]
     text: str
+    open: bool = False  # it says what was tried, and the rows are still to be looked into
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,7 @@ def load_book(folder: Path, protocol: str = PROTOCOL) -> Book:
         raise ConfigError(f"{folder / 'order.toml'} names {', '.join(missing)}, which is no file there; add it")
     tables = {name: _table(folder, name, files[name], chosen) for name in names}
     notes = tuple(
-        Note(**check_keys(f"{folder / 'notes'}.toml: a note", note, Note._fields, []))
+        Note(**check_keys(f"{folder / 'notes'}.toml: a note", note, ["only", "text"], ["open"]))
         for note in files.get("notes", {}).get("note", [])
     )
     book = Book(folder, tables, order, notes, chosen, files.get("notes", {}).get("data", {}))
