@@ -239,6 +239,19 @@ def test_a_layout_is_read_from_its_text():
     assert again == layout and again.hash == layout.hash
 
 
+def test_a_layout_prints_as_a_table():
+    model = nn.Sequential(nn.Linear(100, 20), nn.BatchNorm1d(20))
+    assert str(layout_of(model, {"1.bias": "skip"})).splitlines() == [
+        "role      shape     name                   bytes",
+        "compress  20 x 100  0.weight               8,000",
+        "dense     20        0.bias                    80",
+        "dense     20        1.weight                  80",
+        "dense     20        1.running_mean            80",
+        "dense     20        1.running_var             80",
+        "max       1         1.num_batches_tracked      8",
+    ]
+
+
 @pytest.mark.parametrize(
     "line",
     ["", "compress\tfloat32\t2,3", "keep\tfloat32\t2,3\tw", "dense\tcomplex64\t2,3\tw", "dense\tnn\t2\tw"]

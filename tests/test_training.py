@@ -213,6 +213,11 @@ def test_mistakes_of_begin_are_named():
         Server(FedBAT, model)
     with pytest.raises(MethodError, match="holds no parameter of this model"):
         begin(FedBAT(), other, optimizer, 3)
+    for given in ((optimizer, model), (model, model), (optimizer, optimizer), (model, "sgd")):
+        with pytest.raises(
+            ConfigError, match=r"^model is of type .*; the order is begin\(method, model, optimizer, num"
+        ):
+            begin(FedBAT(), *given, 3)
     with begin(FedBAT(), model, optimizer, 3), pytest.raises(MethodError, match="in a round already"):
         begin(FedBAT(), model, optimizer, 3)
     begin(FedBAT(), model, optimizer, 3).finish()
@@ -290,8 +295,8 @@ def test_a_memory_of_another_model_is_told():
 
 def test_num_steps_must_be_positive():
     model = mlp()
-    for wrong in (0, 1.5, float("nan"), float("inf")):
-        with pytest.raises(ConfigError, match=f"num_steps={wrong}"):
+    for wrong in (0, 1.5, float("nan"), float("inf"), None, "3"):
+        with pytest.raises(ConfigError, match=f"num_steps={wrong!r}"):
             begin(FedBAT(), model, torch.optim.SGD(model.parameters(), lr=0.1), wrong)
 
 

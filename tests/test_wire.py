@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripts import make_golden
 
+from fedbat import wire
 from fedbat.channels import WIDTHS
-from fedbat.errors import WireError
+from fedbat.errors import ConfigError, WireError
 from fedbat.layout import Layout, layout_of, tensors_of
 from fedbat.models import build_model
 from fedbat.parts import Dense, Signs
@@ -268,3 +269,21 @@ def test_any_contiguous_buffer_will_do_and_is_not_kept():
     mutable.clear()
     for payload in payloads:
         assert values_of(payload) == expected_values(vector)
+
+
+def test_parts_of_ones_own_take_private_numbers(monkeypatch):
+    monkeypatch.setattr(wire, "KINDS", dict(wire.KINDS))
+
+    def part(name, kind):
+        return type(name, (Signs,), {"KIND": kind})
+
+    assert wire.register(first := part("First", 224)) is wire.KINDS[224] is first
+    again = wire.register(part("First", 224))  # as in a notebook
+    assert wire.KINDS[224] is again
+    with pytest.raises(
+        ConfigError, match=r"Second.KIND is 224, which .*First has already; choose another from 224 to 25"
+    ):
+        wire.register(part("Second", 224))
+    for kind in (1, 6, 40, 223, 256, None):
+        with pytest.raises(ConfigError, match=f"Third.KIND is {kind}, expected 224 to 255, which no release assigns"):
+            wire.register(part("Third", kind))

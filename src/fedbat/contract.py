@@ -1,10 +1,11 @@
 """What a method must be and give back: told to its author at once, and not by whatever stumbles over it later."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from fedbat import wire
 from fedbat.errors import ConfigError, MethodError
 from fedbat.method import Forward, Local, Method
 from fedbat.parts import Kind, Part
@@ -19,6 +20,7 @@ def check_method(method: Method) -> None:
         raise ConfigError(f"method is {what!r}, expected an instance such as fedbat.FedBAT()")
     check_class(type(method))
     check_types(method, lambda name: f"{type(method).__name__}'s {name}")
+    _check_kinds(method)
 
 
 def check_class(kind: type[Method]) -> None:
@@ -30,6 +32,21 @@ def check_class(kind: type[Method]) -> None:
             f"{forward.__name__} has a forward of its own, but the pull_back of {closed.__name__}, made for another; "
             "set pull_back = Method.pull_back (by autograd), or write its closed form"
         )
+
+
+def _check_kinds(method: Method) -> None:
+    """Refuse what is no kind, and kinds that servers cannot read."""
+    who, kinds = f"{type(method).__name__}.kinds", method.kinds
+    if not isinstance(kinds, Sequence) or not all(isinstance(kind, Kind) for kind in kinds):
+        raise ConfigError(
+            f"{who} is {kinds!r}, expected a tuple of kinds, such as (Kind(Signs),) or (Kind(Levels, 4),)"
+        )
+    for part in (kind.part for kind in kinds):
+        if part not in wire.KINDS.values():
+            raise ConfigError(
+                f"{who} has {part.__name__}, which is not registered, so servers could not read it; call "
+                f"fedbat.wire.register({part.__name__}) where you define it"
+            )
 
 
 def learnables(method: Method, w: Tensors) -> Tensors:
@@ -60,7 +77,11 @@ def encoded(
     method: Method, w: Tensors, local: Local, memory: Tensors, noise: Noise
 ) -> tuple[Mapping[str, Part], Tensors]:
     """The parts and the memory of a round."""
-    who, found = f"{type(method).__name__}.encode", method.encode(w, local, memory, noise)
+    who = f"{type(method).__name__}.encode"
+    try:
+        found = method.encode(w, local, memory, noise)
+    except MethodError as error:  # of a part that cannot be made
+        raise MethodError(f"{who}: {error}") from error
     if not (isinstance(found, tuple) and len(found) == 2 and all(isinstance(each, Mapping) for each in found)):
         raise MethodError(f"{who} gave {_what(found)}, expected (parts, memory), two dictionaries by layer")
     parts, left = found
@@ -79,6 +100,8 @@ def _check_parts(who: str, method: Method, parts: Mapping[str, Part], w: Tensors
     if parts.keys() != w.keys():
         raise MethodError(f"{who} gave parts for {list(parts)}, expected one for each of {list(w)}")
     for layer, part in parts.items():
+        if isinstance(part, Part) and (fault := part.fault()):
+            raise MethodError(f"{who} gave {type(part).__name__} for {layer} with {fault}")
         if not isinstance(part, Part) or not any(kind.fits(part.record()) for kind in method.kinds):
             raise MethodError(
                 f"{who} gave {_sort(part)} for {layer}, expected kind {kinds}; correct `kinds` or `encode`"

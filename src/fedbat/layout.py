@@ -74,6 +74,13 @@ class Layout(tuple[Entry, ...]):
         """Eight bytes that differ when names, roles, types, shapes or the order differ."""
         return hashlib.blake2b(self.text.encode(), digest_size=8).digest()
 
+    def __str__(self) -> str:
+        """A table; its bytes are those of the tensor sent uncompressed."""
+        rows = [("role", "shape", "name", "bytes")]
+        rows += [(e.role, " x ".join(map(str, e.shape)) or "1", e.name, f"{e.nbytes:,}") for e in self]
+        role, shape, name, nbytes = (max(map(len, column)) for column in zip(*rows, strict=True))
+        return "\n".join(f"{a:{role}}  {b:{shape}}  {c:{name}}  {d:>{nbytes}}" for a, b, c, d in rows)
+
     @staticmethod
     def from_text(text: str) -> "Layout":
         """The layout that another process wrote as `text`."""

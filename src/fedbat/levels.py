@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from fedbat import packing
-from fedbat.errors import DivergedError, WireError
-from fedbat.parts import Part, Reader, Record, Signs, float_bits, scale_of
+from fedbat.errors import DivergedError, MethodError, WireError
+from fedbat.parts import Part, Reader, Record, Signs, float_bits, number, scale_of
 from fedbat.transfer import sent_to
+
+_SOME = 1024  # levels looked at for fractions: an author who forgot to round has them everywhere
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +33,13 @@ class Coded(Part):
     @property
     def nbits(self) -> int:
         return self.width * self.numel + 32
+
+    def fault(self) -> str:
+        """A code that stands for no level."""
+        most = len(self._levels()) - 1
+        if self.numel and self.codes.max() > most:
+            return f"level code {self.codes.max()}, expected at most {most}"
+        return ""
 
     @abstractmethod
     def _levels(self) -> Tensor:
@@ -55,7 +64,7 @@ class Coded(Part):
 
     @classmethod
     def parse(cls, record: Record, numel: int, reader: Reader) -> Self:
-        """Read one code per value; `_check` refuses what no sender means."""
+        """Read one code per value, each of which stands for a level."""
         width, name = record.parameter, cls.NAME
         if width not in cls.WIDTHS:
             raise WireError(
@@ -64,12 +73,9 @@ class Coded(Part):
         packed = reader.take_bits(width * numel, f"a tensor of {name}")
         codes = torch.from_numpy(packing.unpack_codes(packed, numel, width))
         part = cls(codes, scale_of(record.word), width)
-        part._check()
+        if fault := part.fault():
+            raise WireError(f"{fault}; upload or method is at fault")
         return part
-
-    @abstractmethod
-    def _check(self) -> None:
-        """Raise WireError for codes or scales that no sender means."""
 
 
 class Levels(Coded):
@@ -81,9 +87,10 @@ class Levels(Coded):
     @classmethod
     def of(cls, levels: Tensor, scale: Tensor, width: int) -> Self:
         """From integer-valued levels in [-s, s]."""
-        assert width in cls.WIDTHS, width
-        codes = (levels.reshape(-1) + num_steps(width)).to(torch.uint8)
-        return cls(codes, scale.detach().to(torch.float32), width)
+        _check_width(cls, width)
+        s = num_steps(width)
+        codes = (_whole(levels, -s, s) + s).to(torch.uint8)
+        return cls(codes, number(scale), width)
 
     @property
     def step(self) -> Tensor | None:
@@ -97,12 +104,6 @@ class Levels(Coded):
     def _levels(self) -> Tensor:
         return _unit_levels(self.width, self.codes.device)
 
-    def _check(self) -> None:
-        """The code 2^width - 1 stands for no level."""
-        most = 2 * num_steps(self.width)
-        if self.numel and self.codes.max() > most:
-            raise WireError(f"level code {self.codes.max()}, expected at most {most}; upload or method is at fault")
-
 
 class OddLevels(Coded):
     """scale * (2 code + 1 - 2^width): the odd multiples of a step, equally many on each side of zero."""
@@ -113,8 +114,8 @@ class OddLevels(Coded):
     @classmethod
     def of(cls, codes: Tensor, step: Tensor, width: int) -> Self:
         """From integers in [0, 2^width)."""
-        assert width in cls.WIDTHS, width
-        return cls(codes.reshape(-1).to(torch.uint8), step.detach().to(torch.float32), width)
+        _check_width(cls, width)
+        return cls(_whole(codes, 0, (1 << width) - 1).to(torch.uint8), number(step), width)
 
     @property
     def step(self) -> Tensor | None:
@@ -133,18 +134,45 @@ class OddLevels(Coded):
         top = self._top
         return torch.arange(-top, top + 1, 2, dtype=torch.float32, device=self.codes.device)
 
-    def _check(self) -> None:
-        """Every code stands for a level; all levels must be finite."""
-        if not torch.isfinite(self.scale * self._top):
-            step, top = float(self.scale), self._top
+    @classmethod
+    def parse(cls, record: Record, numel: int, reader: Reader) -> Self:
+        """Read one code per value; all levels must be finite."""
+        part = super().parse(record, numel, reader)
+        if not torch.isfinite(part.scale * part._top):
+            step, top = float(part.scale), part._top
             raise DivergedError(
                 f"step size {step}, expected {top} times it to be finite; the sender's training diverged"
             )
+        return part
 
 
 def odd_levels(codes: Tensor, step: Tensor, width: int) -> Part:
     """step * (2 code + 1 - 2^width) in the fewest bytes: with one bit, the part is signs and the codes are booleans."""
     return Signs.of(codes, step) if width == 1 else OddLevels.of(codes, step, width)
+
+
+def _check_width(kind: type[Coded], width: int) -> None:
+    if width not in kind.WIDTHS:
+        raise MethodError(
+            f"{kind.__name__} of width {width}, expected {kind.WIDTHS[0]} to {kind.WIDTHS[-1]} bits; for one bit use "
+            "Signs, for more Dense"
+        )
+
+
+def _whole(levels: Tensor, low: int, high: int) -> Tensor:
+    """The levels, flat, refused unless they are whole numbers in this range; on a GPU their values are not read."""
+    flat = levels.reshape(-1)
+    if flat.device.type == "cpu" and len(flat):
+        least, most = (float(x) for x in flat.aminmax())
+        if least < low or most > high:
+            raise MethodError(f"levels from {least:g} to {most:g}, expected {low} to {high}; clamp or scale them")
+        some = flat[:_SOME]
+        if flat.is_floating_point() and ((some - some.round()).abs() > 0).any():  # false for NaN, told by the server
+            raise MethodError(
+                "levels with fractions, expected whole numbers: round them, at random for an unbiased mean, "
+                "(x + u).floor(), or to the nearest, x.round()"
+            )
+    return flat
 
 
 @cache

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedbat import packing
 from fedbat.binarize import inf_norm
-from fedbat.errors import DivergedError, WireError
+from fedbat.errors import DivergedError, MethodError, WireError
 from fedbat.packing import num_bytes
 from fedbat.transfer import sent_to
 
@@ -54,6 +54,10 @@ class Part(ABC):
     def reach(self) -> Tensor | None:
         """The largest magnitude it can express, if there is one: what lies beyond is clipped."""
         return None
+
+    def fault(self) -> str:
+        """What is wrong with it as its method made it, and what is expected; empty if nothing is."""
+        return ""
 
     @abstractmethod
     def unpack(self) -> Tensor:
@@ -152,6 +156,12 @@ class Dense(Part):
     def nbits(self) -> int:
         return 32 * self.numel
 
+    def fault(self) -> str:
+        """Values of another form would be added as they are, but sent as float32."""
+        if self.values.dim() == 1 and self.values.dtype == torch.float32:
+            return ""
+        return f"values as {_form(self.values)}, expected them flat and float32: m.reshape(-1).float()"
+
     def unpack(self) -> Tensor:
         return self.values
 
@@ -178,8 +188,8 @@ class Signs(Part):
 
     @classmethod
     def of(cls, positive: Tensor, scale: Tensor) -> Self:
-        """Pack a boolean tensor."""
-        return cls(packing.pack_signs(positive), scale.detach().to(torch.float32), positive.numel())
+        """Pack a boolean tensor; the scale has no dimensions."""
+        return cls(packing.pack_signs(boolean(positive)), number(scale), positive.numel())
 
     @property
     def numel(self) -> int:
@@ -241,6 +251,20 @@ class Sparse(Part):
         width, _, unary = self._coded()
         return 32 * len(self.values) + len(self.positions) * width + 8 * len(unary) + 32
 
+    def fault(self) -> str:
+        """Positions have to ascend, for their gaps are sent."""
+        at, values = self.positions, self.values
+        if at.dim() != 1 or at.shape != values.shape or (at.dtype, values.dtype) != (torch.int64, torch.float32):
+            return (
+                f"positions as {_form(at)} and values as {_form(values)}, expected equally many int64 and float32, flat"
+            )
+        if len(at) and not (at[0] >= 0 and at[-1] < self.count and (at[1:] > at[:-1]).all()):
+            return (
+                f"positions that do not ascend within 0 to {self.count - 1}, expected flat ones, sorted: "
+                "m.reshape(-1).abs().topk(k).indices.sort().values"
+            )
+        return ""
+
     def unpack(self) -> Tensor:
         dense = torch.zeros(self.count, dtype=torch.float32, device=self.values.device)
         dense[self.positions] = self.values
@@ -286,6 +310,27 @@ class Sparse(Part):
         positions = self.positions.cpu().numpy()
         width = packing.choose_rice_width(positions)
         return width, *packing.rice_encode(positions, width)
+
+
+def boolean(positive: Tensor) -> Tensor:
+    """The signs, refused unless they are booleans."""
+    if getattr(positive, "dtype", None) != torch.bool:
+        raise MethodError(f"signs as {_form(positive)}, expected a boolean tensor, such as m > 0")
+    return positive
+
+
+def number(scale: Tensor) -> Tensor:
+    """A scale or step size as parts keep it, refused unless it is a single one."""
+    if not isinstance(scale, Tensor) or scale.dim():
+        raise MethodError(
+            f"a scale as {_form(scale)}, expected one number for the layer, a tensor without dimensions such as "
+            "m.abs().mean() or torch.tensor(0.01)"
+        )
+    return scale.detach().to(torch.float32)
+
+
+def _form(x: object) -> str:
+    return f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, Tensor) else f"the {type(x).__name__} {x!r:.40}"
 
 
 def float_bits(value: Tensor) -> int:

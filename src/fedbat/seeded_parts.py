@@ -14,7 +14,7 @@ from torch import Tensor
 from fedbat import packing, seeds
 from fedbat.errors import DivergedError, WireError
 from fedbat.gaussian import gaussian_levels
-from fedbat.parts import Part, Reader, Record, expect_unused, float_bits, scale_of
+from fedbat.parts import Part, Reader, Record, boolean, expect_unused, float_bits, number, scale_of
 from fedbat.rotation import rotate_back
 
 LARGEST_SCALE = 2.0**64
@@ -85,7 +85,7 @@ class RotatedSigns(OneBit, Rotated):
     @classmethod
     def of(cls, positive: Tensor, scale: Tensor, seed: Tensor) -> Self:
         """Pack a boolean tensor."""
-        return cls(packing.pack_signs(positive), scale.detach().to(torch.float32), seed, positive.numel())
+        return cls(packing.pack_signs(boolean(positive)), number(scale), seed, positive.numel())
 
     def levels(self) -> Tensor:
         return packing.unpack_signs(self.packed, self.count).to(torch.float32).mul_(2).sub_(1)
@@ -115,7 +115,7 @@ class RotatedLevels(Rotated):
     @classmethod
     def of(cls, codes: Tensor, scale: Tensor, seed: Tensor, width: int) -> Self:
         """From integers in [0, 2^width)."""
-        return cls(codes.reshape(-1).to(torch.uint8), scale.detach().to(torch.float32), seed, width)
+        return cls(codes.reshape(-1).to(torch.uint8), number(scale), seed, width)
 
     @property
     def numel(self) -> int:
@@ -160,8 +160,7 @@ class MaskedNoise(OneBit):
     @classmethod
     def of(cls, mask: Tensor, half_width: Tensor, seed: Tensor, signed: bool) -> Self:
         """Pack a mask: True is 1, False is 0 or -1."""
-        half_width = half_width.detach().to(torch.float32)
-        return cls(packing.pack_signs(mask), half_width, seed, mask.numel(), signed)
+        return cls(packing.pack_signs(boolean(mask)), number(half_width), seed, mask.numel(), signed)
 
     @property
     def step(self) -> Tensor | None:

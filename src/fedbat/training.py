@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, NamedTuple, Self, SupportsIndex
+from typing import Any, NamedTuple, Self, SupportsIndex, SupportsInt
 from weakref import WeakSet
 
 import torch
@@ -87,13 +87,18 @@ class LocalTraining:
         context: int = 0,
     ) -> None:
         contract.check_method(method)
+        if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
+            raise ConfigError(
+                f"model is of type {type(model).__name__}, optimizer of type {type(optimizer).__name__}, expected an "
+                "nn.Module and a torch.optim.Optimizer; the order is begin(method, model, optimizer, num_steps)"
+            )
         compiled, model = _is_compiled(model), uncompiled(model)
         held = _held_by(optimizer)
         if not any(id(p) in held for p in model.parameters()):
             raise MethodError("the optimizer holds no parameter of this model; make it from model.parameters()")
         if optimizer in _HOOKED:
             raise MethodError("this optimizer is in a round already; call finish() or leave its `with` block first")
-        if not 1 <= num_steps < float("inf") or num_steps != int(num_steps):
+        if not isinstance(num_steps, SupportsInt) or not 1 <= num_steps < float("inf") or num_steps != int(num_steps):
             raise ConfigError(f"num_steps={num_steps!r}, expected the number of optimizer steps to come, at least 1")
         if not isinstance(context, SupportsIndex) or not 0 <= context < 2**64:
             raise ConfigError(f"context={context!r}, expected a whole number from 0 to 2^64 - 1, such as the round")

@@ -20,13 +20,14 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedbat.channels import Channels
-from fedbat.errors import DivergedError, WireError
+from fedbat.errors import ConfigError, DivergedError, WireError
 from fedbat.layout import Entry, Layout
 from fedbat.levels import Levels, OddLevels
 from fedbat.packing import num_bytes
@@ -41,6 +42,31 @@ _RECORD = struct.Struct("<BBHI")
 HEADER_BYTES = _HEADER.size + _CHECKSUM.size
 _PARTS = (Dense, Signs, Levels, Sparse, Channels, OddLevels, RotatedSigns, RotatedLevels, MaskedNoise)
 KINDS: dict[int, type[Part]] = {part.KIND: part for part in _PARTS}
+PRIVATE = range(224, 256)  # kinds that no release assigns: parts of one's own
+
+
+_OwnPart = TypeVar("_OwnPart", bound=Part)
+
+
+def register(part: type[_OwnPart]) -> type[_OwnPart]:
+    """Let uploads hold parts of your own, as a decorator of their class; servers have to import it, too.
+
+    Its `KIND` is a number in `PRIVATE` that no other part has. Defined again, as in a notebook, it replaces itself.
+    """
+    kind: Any = getattr(part, "KIND", None)
+    if kind not in PRIVATE:
+        raise ConfigError(
+            f"{part.__name__}.KIND is {kind}, expected {PRIVATE[0]} to {PRIVATE[-1]}, which no release assigns; set "
+            f"KIND: ClassVar[int] = {PRIVATE[0]}, say"
+        )
+    taken = KINDS.get(kind, part)
+    if (taken.__module__, taken.__qualname__) != (part.__module__, part.__qualname__):
+        raise ConfigError(
+            f"{part.__name__}.KIND is {kind}, which {taken.__module__}.{taken.__qualname__} has already; choose "
+            f"another from {PRIVATE[0]} to {PRIVATE[-1]}"
+        )
+    KINDS[kind] = part
+    return part
 
 
 @dataclass(frozen=True)
@@ -176,6 +202,11 @@ def _check_header(data: memoryview, layout: Layout, context: int | None) -> int:
 
 
 def _checked_record(kind: int, parameter: int, unused: int, word: int) -> Record:
+    if kind in PRIVATE and kind not in KINDS:
+        raise WireError(
+            f"part of kind {kind}, one of somebody's own that is not registered here; import the module that calls "
+            "fedbat.wire.register on the receiver, too"
+        )
     if kind not in KINDS:
         raise WireError(f"part of kind {kind}, this release knows {sorted(KINDS)}; the sender is newer or damaged")
     if unused:
