@@ -110,10 +110,12 @@ def test_compare_takes_seeds_and_variants_of_a_method(fedbat_here, tmp_path):
     variants = ("fedavg", "fedbat-rho-2-phi-0", "fedbat-phi-0")
     names = [f"{variant}{down}" for variant in variants for down in ("", "-down-4")]
     assert {path.name for path in out.iterdir() if path.is_dir()} == {f"{n}-seed-{s}" for n in names for s in (3, 5)}
+    assert re.search(r"^\[ 9/12\] fedbat rho=6 phi=0 seed=3 +round 1/20 ", said, re.M)
     for name in names:
         runs = [json.loads((out / f"{name}-seed-{seed}" / "summary.json").read_text()) for seed in (3, 5)]
         assert [run["seed"] for run in runs] == [3, 5]
-        label = name.replace("-down-4", " down=4").replace("-rho-2", " rho=2").replace("-phi-0", " phi=0")
+        label = name.replace("-down-4", " down=4").replace("fedbat-phi-0", "fedbat rho=6 phi=0")
+        label = label.replace("-rho-2", " rho=2").replace("-phi-0", " phi=0")
         (line,) = (line for line in said.splitlines() if re.match(rf"{label}  +\d", line) and "x" in line)
         for key in ("best_accuracy", "last10_accuracy"):
             values = [100 * run[key] for run in runs]
@@ -126,7 +128,7 @@ def test_compare_takes_seeds_and_variants_of_a_method(fedbat_here, tmp_path):
     }
     one, other = (100 * (a - b) for a, b in zip(best["fedbat-phi-0"], best["fedavg"], strict=True))
     half = 12.7062 * abs(one - other) / 2  # Student's quantile for one degree of freedom, times the error of the mean
-    (line,) = re.findall(r"^fedbat phi=0  +([-+].*)$", said.partition("against fedavg, points")[2], re.M)
+    (line,) = re.findall(r"^fedbat rho=6 phi=0  +([-+].*)$", said.partition("against fedavg, points")[2], re.M)
     found = [float(number) for number in re.findall(r"[-+][\d.]+", line)[:3]]
     assert found == pytest.approx([(one + other) / 2, (one + other) / 2 - half, (one + other) / 2 + half], abs=0.006)
 
@@ -291,13 +293,15 @@ def test_another_engine_goes_on_and_is_said_and_recorded(fedbat_here, tmp_path):
         (["run", "--set", "rhoo=3"], "did you mean rho?"),
         (["run", "--partition", "dirchlet"], "did you mean dirichlet?"),
         (["run", "--dataset", "cifar"], "did you mean cifar10?"),
+        (["run", "--dataset", "MNIST"], "did you mean fmnist?"),
+        (["run", "--method", "FedBAT"], "did you mean fedbat?"),
         (["run", "--model", "resnet"], "did you mean resnet10?"),
         (["run", "--per-round", "200"], "--per-round is 200 but there are only 100 clients"),
         (["run", "--set", "phi=7"], "phi=7.0, expected a number in [0, 1]"),
         (["run", "--set", "phi"], "expected NAME=VALUE"),
         (["run", "--dataset", "nope"], "unknown data set 'nope'"),
         (["run", "--partition", "nope"], "unknown partition 'nope'"),
-        (["run", "--model", "nope"], "unknown model 'nope'"),
+        (["run", "--model", "nope"], "unknown model 'nope'; choose from"),
         (["run", "--clients", "many"], "valid integer"),
         (["run", "--nope"], "No such option"),
         (["compare", "--methods", "fedavg,fedavg"], "expected different names"),
@@ -310,6 +314,7 @@ def test_another_engine_goes_on_and_is_said_and_recorded(fedbat_here, tmp_path):
         (["compare", "--seeds", "0,1", "--seed", "2"], "--seeds 0,1 and --seed 2 are both given"),
         (["run", "--down", "4,3"], "expected one downlink; `fedbat compare --down 4,3` runs several"),
         (["compare", "--methods", "fedbat rho"], "--methods 'rho', expected NAME=VALUE such as rho=6"),
+        (["compare", "--methods", "fedavg fedbat"], "has no separator before fedbat; separate methods by commas"),
         (["compare", "--methods", "fedbat rho=1 rho=2"], "--methods has rho twice"),
         (["compare", "--seeds", "0,0"], "--seeds is '0,0', expected different whole numbers"),
         (["compare", "--seeds", "0,x"], "--seeds is '0,x', expected different whole numbers such as 0,1,2"),
@@ -367,6 +372,11 @@ def test_methods_and_data_and_version(fedbat_here, tmp_path):
     fedbat_here("data", "show", "--partition", "virtual", "--clients", 10**6, "--out", tmp_path / "v.png", check=0)
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("p.png", "v.png"))
     assert fedbat("--version", check=0).stdout.startswith("fedbat ")
+
+
+def test_a_missing_folder_of_data_is_told(fedbat_here, monkeypatch):
+    monkeypatch.setenv("FEDBAT_DATA", "/nope")
+    assert "$FEDBAT_DATA is /nope, which is not a folder; create it" in fedbat_here("data", "list", check=0).stdout
 
 
 def test_paths_of_data_are_whole_in_a_narrow_window(fedbat_here, tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ from fedbat.cli.options import (
 )
 from fedbat.data import DATASETS
 from fedbat.data.counts import count_labels
+from fedbat.data.files import missing_folder
 from fedbat.experiment import Experiment, prepare
 from fedbat.method import Method
 from fedbat.methods import METHODS, make_method
@@ -36,8 +37,7 @@ def methods(
     """List the methods, what they send, and their hyper-parameters; or explain one of them.
 
     [bold]Example[/]
-
-      fedbat methods fedbat
+    $ fedbat methods fedbat
     """
     if name is not None:
         return _explain(type(make_method(name)))
@@ -80,6 +80,8 @@ def data_list() -> None:
         sizes = (f"{spec.num_train:,}", f"{spec.num_test:,}", str(spec.num_classes))
         table.add_row(name, *sizes, spec.default_model, here)
     console.print(table)
+    if missing := missing_folder():
+        say(f"$FEDBAT_DATA is {missing}, which is not a folder; create it or name another")
     for name, folder in folders.items():  # paths stay whole, so that they can be copied
         say(f"{name}: {folder}")
 
@@ -97,8 +99,7 @@ def data_show(
     """Draw how many samples of each class every client holds.
 
     [bold]Example[/]
-
-      fedbat data show --partition labels --clients 20 --out labels.png
+    $ fedbat data show --partition labels --clients 20 --out labels.png
     """
     from fedbat.plots.partition import draw_partition  # matplotlib is slow to import
 

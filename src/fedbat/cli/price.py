@@ -35,12 +35,9 @@ def price(
     """Work out what recorded runs take on a connection: rounds, bytes and seconds to an accuracy. Nothing is run again.
 
     [bold]Examples[/]
-
-      fedbat price runs/demo --link up=10,down=50,latency=40
-
-      fedbat price results/fmnist --link up=2,down=10,compute=5 --target 0.88 --out slow
-
-      fedbat price runs/demo --link rates.csv,compute=30
+    $ fedbat price runs/demo --link up=10,down=50,latency=40
+    $ fedbat price results/fmnist --link up=2,down=10,compute=5 --target 0.88 --out slow
+    $ fedbat price runs/demo --link rates.csv,compute=30
     """
     check_target(target, link)
     if out is not None and out.exists() and not out.is_dir():
@@ -62,11 +59,12 @@ def price_runs(folders: Sequence[Path], link: Link, target: float | None, out: P
     from fedbat.report import group_runs, price_group, title_of
 
     groups = [price_group(group, link, target) for group in group_runs(readable_runs(folders))]
+    if out is not None:
+        make_folder(out)
     for priced in groups:
         _print(priced, title_of(priced.group), link, target is None)
     if out is None:
         return
-    make_folder(out)
     rows = [
         LinkRow(f"{title_of(priced.group)}; {priced.link.computing}", priced.target, priced.curves())
         for priced in groups
