@@ -6,10 +6,12 @@ import re
 import signal
 import subprocess
 import time
+from io import StringIO
 from statistics import mean, stdev
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors import SafetensorError
 from torch import nn
 
@@ -20,6 +22,8 @@ from fedbat.engine.workers import _Worker
 from fedbat.methods import METHODS
 from fedbat.methods.fedbat import FedBAT
 from fedbat.settings import settings_of
+from fedbat.simulation import Round
+from fedbat.view import RunView
 from tests.command import FAST, fedbat, process
 
 
@@ -359,6 +363,29 @@ def test_folder_in_use_is_refused(tmp_path):
     assert "already exists" in done.stderr and [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_mistake_in_a_module_is_told_by_its_line_there(fedbat_here, tmp_path, monkeypatch):
+    text = (
+        "from dataclasses import dataclass\nimport fedbat\n@dataclass\nclass Thawed(fedbat.FedBAT):\n    k: int = 3\n"
+    )
+    (tmp_path / "thawing.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    told = fedbat_here("run", "--method", "thawing:Thawed", check=2).stderr
+    assert re.search(r"thawing\.py, line [34]: cannot inherit non-frozen .*; use @dataclass\(frozen=True\)\)", told)
+
+
+def test_the_first_round_does_not_count_in_the_time_left(monkeypatch):
+    """It also starts things up: here for a hundred seconds, where every other takes two."""
+    clock = iter((100.0, 102.0, 104.0))
+    monkeypatch.setattr("fedbat.view.time.perf_counter", lambda: next(clock))
+    console = Console(file=StringIO(), width=200)
+    view = RunView(console, "fedbat", num_rounds=10, per_round=1, num_parameters=8)
+    view.begin([])
+    for index in range(3):
+        view.round(Round(index, 0.5, 1.0, 1.0, [0], {}, 1, 8, 1, {}, 1.0))
+    lines = console.file.getvalue().splitlines()
+    assert "left" not in lines[0] and lines[1].endswith("16 s left") and lines[2].endswith("14 s left")
+
+
 def test_divergence_is_explained(tmp_path):
     done = fedbat("run", *FAST, "--rounds", 2, "--method", "fedavg", "--lr", "1e30", "--out", tmp_path / "x", check=1)
     assert "lower --lr" in done.stderr and "Traceback" not in done.stderr and not (tmp_path / "x").exists()
@@ -366,7 +393,9 @@ def test_divergence_is_explained(tmp_path):
 
 def test_methods_and_data_and_version(fedbat_here, tmp_path):
     listed = fedbat_here("methods", check=0).stdout
-    assert all(word in listed for word in ("fedbat", "rho=6", "phi=0.5", "bounds=0.0005,0.05", "E[m_hat] = m"))
+    assert re.search(r"^fedbat +1 +Learns the signs and their step size +rho phi step bounds", listed, re.M)
+    assert "m_hat" not in listed and "`fedbat methods NAME`" in listed
+    assert re.search(r"^zerofl +1.2 ", listed, re.M) and re.search(r"^fedavg +32 ", listed, re.M)
     assert "fmnist-mini" in fedbat_here("data", "list", check=0).stdout
     fedbat_here("data", "show", "--partition", "labels", "--clients", 12, "--out", tmp_path / "p.png", check=0)
     fedbat_here("data", "show", "--partition", "virtual", "--clients", 10**6, "--out", tmp_path / "v.png", check=0)
