@@ -6,10 +6,12 @@ import re
 import signal
 import subprocess
 import time
+from io import StringIO
 from statistics import mean, stdev
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors import SafetensorError
 from torch import nn
 
@@ -20,6 +22,8 @@ from fedbat.engine.workers import _Worker
 from fedbat.methods import METHODS
 from fedbat.methods.fedbat import FedBAT
 from fedbat.settings import settings_of
+from fedbat.simulation import Round
+from fedbat.view import RunView
 from tests.command import FAST, fedbat, process
 
 
@@ -110,10 +114,12 @@ def test_compare_takes_seeds_and_variants_of_a_method(fedbat_here, tmp_path):
     variants = ("fedavg", "fedbat-rho-2-phi-0", "fedbat-phi-0")
     names = [f"{variant}{down}" for variant in variants for down in ("", "-down-4")]
     assert {path.name for path in out.iterdir() if path.is_dir()} == {f"{n}-seed-{s}" for n in names for s in (3, 5)}
+    assert re.search(r"^\[ 9/12\] fedbat rho=6 phi=0 seed=3 +round 1/20 ", said, re.M)
     for name in names:
         runs = [json.loads((out / f"{name}-seed-{seed}" / "summary.json").read_text()) for seed in (3, 5)]
         assert [run["seed"] for run in runs] == [3, 5]
-        label = name.replace("-down-4", " down=4").replace("-rho-2", " rho=2").replace("-phi-0", " phi=0")
+        label = name.replace("-down-4", " down=4").replace("fedbat-phi-0", "fedbat rho=6 phi=0")
+        label = label.replace("-rho-2", " rho=2").replace("-phi-0", " phi=0")
         (line,) = (line for line in said.splitlines() if re.match(rf"{label}  +\d", line) and "x" in line)
         for key in ("best_accuracy", "last10_accuracy"):
             values = [100 * run[key] for run in runs]
@@ -126,7 +132,7 @@ def test_compare_takes_seeds_and_variants_of_a_method(fedbat_here, tmp_path):
     }
     one, other = (100 * (a - b) for a, b in zip(best["fedbat-phi-0"], best["fedavg"], strict=True))
     half = 12.7062 * abs(one - other) / 2  # Student's quantile for one degree of freedom, times the error of the mean
-    (line,) = re.findall(r"^fedbat phi=0  +([-+].*)$", said.partition("against fedavg, points")[2], re.M)
+    (line,) = re.findall(r"^fedbat rho=6 phi=0  +([-+].*)$", said.partition("against fedavg, points")[2], re.M)
     found = [float(number) for number in re.findall(r"[-+][\d.]+", line)[:3]]
     assert found == pytest.approx([(one + other) / 2, (one + other) / 2 - half, (one + other) / 2 + half], abs=0.006)
 
@@ -291,13 +297,15 @@ def test_another_engine_goes_on_and_is_said_and_recorded(fedbat_here, tmp_path):
         (["run", "--set", "rhoo=3"], "did you mean rho?"),
         (["run", "--partition", "dirchlet"], "did you mean dirichlet?"),
         (["run", "--dataset", "cifar"], "did you mean cifar10?"),
+        (["run", "--dataset", "MNIST"], "did you mean fmnist?"),
+        (["run", "--method", "FedBAT"], "did you mean fedbat?"),
         (["run", "--model", "resnet"], "did you mean resnet10?"),
         (["run", "--per-round", "200"], "--per-round is 200 but there are only 100 clients"),
         (["run", "--set", "phi=7"], "phi=7.0, expected a number in [0, 1]"),
         (["run", "--set", "phi"], "expected NAME=VALUE"),
         (["run", "--dataset", "nope"], "unknown data set 'nope'"),
         (["run", "--partition", "nope"], "unknown partition 'nope'"),
-        (["run", "--model", "nope"], "unknown model 'nope'"),
+        (["run", "--model", "nope"], "unknown model 'nope'; choose from"),
         (["run", "--clients", "many"], "valid integer"),
         (["run", "--nope"], "No such option"),
         (["compare", "--methods", "fedavg,fedavg"], "expected different names"),
@@ -310,6 +318,7 @@ def test_another_engine_goes_on_and_is_said_and_recorded(fedbat_here, tmp_path):
         (["compare", "--seeds", "0,1", "--seed", "2"], "--seeds 0,1 and --seed 2 are both given"),
         (["run", "--down", "4,3"], "expected one downlink; `fedbat compare --down 4,3` runs several"),
         (["compare", "--methods", "fedbat rho"], "--methods 'rho', expected NAME=VALUE such as rho=6"),
+        (["compare", "--methods", "fedavg fedbat"], "has no separator before fedbat; separate methods by commas"),
         (["compare", "--methods", "fedbat rho=1 rho=2"], "--methods has rho twice"),
         (["compare", "--seeds", "0,0"], "--seeds is '0,0', expected different whole numbers"),
         (["compare", "--seeds", "0,x"], "--seeds is '0,x', expected different whole numbers such as 0,1,2"),
@@ -354,6 +363,29 @@ def test_folder_in_use_is_refused(tmp_path):
     assert "already exists" in done.stderr and [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_mistake_in_a_module_is_told_by_its_line_there(fedbat_here, tmp_path, monkeypatch):
+    text = (
+        "from dataclasses import dataclass\nimport fedbat\n@dataclass\nclass Thawed(fedbat.FedBAT):\n    k: int = 3\n"
+    )
+    (tmp_path / "thawing.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    told = fedbat_here("run", "--method", "thawing:Thawed", check=2).stderr
+    assert re.search(r"thawing\.py, line [34]: cannot inherit non-frozen .*; use @dataclass\(frozen=True\)\)", told)
+
+
+def test_the_first_round_does_not_count_in_the_time_left(monkeypatch):
+    """It also starts things up: here for a hundred seconds, where every other takes two."""
+    clock = iter((100.0, 102.0, 104.0))
+    monkeypatch.setattr("fedbat.view.time.perf_counter", lambda: next(clock))
+    console = Console(file=StringIO(), width=200)
+    view = RunView(console, "fedbat", num_rounds=10, per_round=1, num_parameters=8)
+    view.begin([])
+    for index in range(3):
+        view.round(Round(index, 0.5, 1.0, 1.0, [0], {}, 1, 8, 1, {}, 1.0))
+    lines = console.file.getvalue().splitlines()
+    assert "left" not in lines[0] and lines[1].endswith("16 s left") and lines[2].endswith("14 s left")
+
+
 def test_divergence_is_explained(tmp_path):
     done = fedbat("run", *FAST, "--rounds", 2, "--method", "fedavg", "--lr", "1e30", "--out", tmp_path / "x", check=1)
     assert "lower --lr" in done.stderr and "Traceback" not in done.stderr and not (tmp_path / "x").exists()
@@ -361,12 +393,19 @@ def test_divergence_is_explained(tmp_path):
 
 def test_methods_and_data_and_version(fedbat_here, tmp_path):
     listed = fedbat_here("methods", check=0).stdout
-    assert all(word in listed for word in ("fedbat", "rho=6", "phi=0.5", "bounds=0.0005,0.05", "E[m_hat] = m"))
+    assert re.search(r"^fedbat +1 +Learns the signs and their step size +rho phi step bounds", listed, re.M)
+    assert "m_hat" not in listed and "`fedbat methods NAME`" in listed
+    assert re.search(r"^zerofl +1.2 ", listed, re.M) and re.search(r"^fedavg +32 ", listed, re.M)
     assert "fmnist-mini" in fedbat_here("data", "list", check=0).stdout
     fedbat_here("data", "show", "--partition", "labels", "--clients", 12, "--out", tmp_path / "p.png", check=0)
     fedbat_here("data", "show", "--partition", "virtual", "--clients", 10**6, "--out", tmp_path / "v.png", check=0)
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("p.png", "v.png"))
     assert fedbat("--version", check=0).stdout.startswith("fedbat ")
+
+
+def test_a_missing_folder_of_data_is_told(fedbat_here, monkeypatch):
+    monkeypatch.setenv("FEDBAT_DATA", "/nope")
+    assert "$FEDBAT_DATA is /nope, which is not a folder; create it" in fedbat_here("data", "list", check=0).stdout
 
 
 def test_paths_of_data_are_whole_in_a_narrow_window(fedbat_here, tmp_path, monkeypatch):

@@ -199,8 +199,12 @@ def test_offline_error_says_what_to_put_where(tmp_path):
         f"put a.bin, b.bin into {tmp_path / 'brought' / 'toy'} (cause",
     ):
         assert part in message
-    with pytest.raises(DataError, match=re.escape(f"into {tmp_path / 'cache' / 'fedbat' / 'toy'} (cause")):
-        toy.find(None)
+    assert "toy is in none of " in message and "Max retries" not in message and "(cause: [Errno " in message
+    only = Downloadable("toy", toy.remotes)
+    cache = tmp_path / "cache" / "fedbat" / "toy"
+    with pytest.raises(DataError, match=re.escape(f"toy is not in {cache} and could not")) as caught:
+        only.find(None)
+    assert f"into {cache} (cause" in str(caught.value)
 
 
 def test_bundled_files_are_where_the_package_is():

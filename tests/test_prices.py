@@ -69,12 +69,18 @@ def test_the_table_marks_what_is_unfinished_and_tells_the_best(folder, fedbat_he
     said = fedbat_here("price", folder, "--link", "up=10,down=50", "--target", "1", check=0).stdout
     said = said.replace("\N{NO-BREAK SPACE}", " ")
     seeds = [run.record.best for run in group.runs if run.config["method"] == "fedavg"]
-    assert re.search(rf"^fedavg \(2 seeds, 2 of 3 rounds\) +{fmean(seeds):.2f} ± {stdev(seeds):.2f} ", said, re.M)
-    assert re.search(r"^fedbat +\d", said, re.M) and "seed=" not in said
+    assert re.search(rf"^fedavg \(2 of 3 rounds\) +2 +{fmean(seeds):.2f} ± {stdev(seeds):.2f} ", said, re.M)
+    assert re.search(r"^fedbat +1 +\d", said, re.M) and "seed=" not in said
     assert f"none reaches 100.00 %, the best has {best:.2f} %; lower --target" in said
     usual = fedbat_here("price", folder, "--link", "up=10,down=50", check=0).stdout
     assert "the target does not heed fedavg seed=1 (2 of 3 rounds)" in usual
     assert "none reaches" not in usual and "compute=1x takes each client's as measured" in " ".join(usual.split())
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_the_table(folder, fedbat_here, tmp_path):
+    (tmp_path / "file").touch()
+    done = fedbat_here("price", folder, "--link", "up=10,down=50", "--out", tmp_path / "file" / "x", check=2)
+    assert "x cannot be created (Not a directory); name another" in done.stderr and "best %" not in done.stdout
 
 
 def altered(folder, target, accuracy=None, **summary):

@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,15 +54,16 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def variant_of(method: str, settings: Mapping[str, Any], down: str) -> str:
-    """The method, its settings that differ from their defaults, and the downlink unless it is the default."""
+def variant_of(method: str, settings: Mapping[str, Any], down: str, told: Collection[str] = ()) -> str:
+    """The method, its settings that are `told` or not at their defaults, and the downlink unless it is the default."""
     try:
         usual = method_kind(method)().settings()
     except ConfigError:  # a recorded method that is not known here
         usual = {}
-    changed = {name: value for name, value in settings.items() if json.dumps(value) != json.dumps(usual.get(name))}
-    changed |= {} if down == FULL else {"down": down}
-    return " ".join([method, *(f"{name}={show(value)}" for name, value in changed.items())])
+    differs = {name for name, value in settings.items() if json.dumps(value) != json.dumps(usual.get(name))}
+    shown = {name: value for name, value in settings.items() if name in differs or name in told}
+    shown |= {} if down == FULL else {"down": down}
+    return " ".join([method, *(f"{name}={show(value)}" for name, value in shown.items())])
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,17 @@ class Experiment:
             labels=used("labels", spec.default_labels),
             samples=used("samples", MIN_VIRTUAL_SAMPLES),
         )
+
+
+def variants_of(experiments: Sequence[Experiment]) -> list[str]:
+    """The variants of runs shown together: what varies among the runs of a method is told of each, also defaults."""
+    found = [(one, make_method(one.method, one.settings).settings()) for one in experiments]
+
+    def varied(method: str) -> set[str]:
+        first, *others = [settings for one, settings in found if one.method == method]
+        return {name for name, value in first.items() if any(show(other[name]) != show(value) for other in others)}
+
+    return [variant_of(one.method, settings, one.down, varied(one.method)) for one, settings in found]
 
 
 def split_of(config: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ from safetensors.torch import save_model
 from fedbat.downlink import float32_bytes
 from fedbat.engine.base import Evaluation
 from fedbat.errors import ConfigError, DataError
-from fedbat.experiment import Experiment, Federation
+from fedbat.experiment import Experiment, Federation, variants_of
 from fedbat.figures import OTHERS, figures_of
 from fedbat.layout import tensors_of
 from fedbat.lock import LOCK
@@ -194,14 +194,18 @@ def _no_run(folder: Path) -> DataError:
 
 
 def run_folders(folder: Path, experiments: Sequence[Experiment]) -> list[Path]:
-    """The folders of a comparison's runs, each named after its run."""
-    return [folder / file_name(name) for name in run_names(experiments)]
+    """The folders of a comparison's runs, each named after its run's variant and seed."""
+    return [folder / file_name(name) for name in _with_seeds([one.variant for one in experiments], experiments)]
 
 
 def run_names(experiments: Sequence[Experiment]) -> list[str]:
-    """The names of a comparison's runs: their variants, with their seeds if there are several."""
+    """What people are shown of a comparison's runs: their variants, with their seeds if there are several."""
+    return _with_seeds(variants_of(experiments), experiments)
+
+
+def _with_seeds(names: Sequence[str], experiments: Sequence[Experiment]) -> list[str]:
     several = len({experiment.seed for experiment in experiments}) > 1
-    return [f"{one.variant} seed={one.seed}" if several else one.variant for one in experiments]
+    return [f"{name} seed={one.seed}" if several else name for name, one in zip(names, experiments, strict=True)]
 
 
 def file_name(text: str) -> str:

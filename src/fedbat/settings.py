@@ -17,9 +17,7 @@ _BOOLEANS = {"on": True, "true": True, "off": False, "false": False}
 
 def imported(name: str) -> Any:
     """The object that `package.module:name` stands for; ImportError says why there is none."""
-    module, colon, own = name.partition(":")
-    if not colon:
-        raise ImportError("it has no ':'")
+    module, _, own = name.partition(":")
     try:
         found = import_module(module)
     except ModuleNotFoundError as error:
@@ -28,7 +26,8 @@ def imported(name: str) -> Any:
     except ImportError:
         raise
     except Exception as error:
-        raise ImportError(f"{type(error).__name__} in {_place(error)}: {error}") from error
+        hint = "; use @dataclass(frozen=True)" if "non-frozen dataclass" in str(error) else ""
+        raise ImportError(f"{type(error).__name__} in {_place(error)}: {error}{hint}") from error
     try:
         return getattr(found, own)
     except AttributeError as error:
@@ -39,14 +38,17 @@ def _place(error: Exception) -> str:
     """File and line of a mistake in somebody's module."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}"
-    last = extract_tb(error.__traceback__)[-1]
+    frames = extract_tb(error.__traceback__)
+    module = [frame.filename for frame in frames if frame.name == "<module>"][-1:]  # not the libraries it calls
+    last = [frame for frame in frames if frame.filename in module or not module][-1]
     return f"{last.filename}, line {last.lineno}"
 
 
 def closest(name: str, choices: Iterable[str]) -> str:
     """The end of a sentence that lists the choices: what was most likely meant, if any choice is close."""
-    near = get_close_matches(name, choices, 1)
-    return f"; did you mean {near[0]}?" if near else ""
+    known = {choice.casefold(): choice for choice in choices}
+    near = get_close_matches(name.casefold(), known, 1)
+    return f"; did you mean {known[near[0]]}?" if near else ""
 
 
 def is_a(hint: Any, value: object) -> bool:

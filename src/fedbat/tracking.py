@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 from fedbat.errors import ConfigError
 from fedbat.records import RunRecord, summarize
 from fedbat.simulation import Round
-from fedbat.storage import write_text
+from fedbat.storage import make_folder, write_text
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -65,11 +65,10 @@ class TensorBoard:
 
 def check_board(folder: Path, run: Path) -> None:
     """Refuse a folder in which another run is logged, as that log would be lost, or that cannot be made."""
-    if found := next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None):
-        raise ConfigError(f"{found} is a file, expected a folder for TensorBoard's logs; name another")
     owner = folder / _OWNER
     if owner.exists() and (other := owner.read_text().strip()) != str(run.resolve()):
         raise ConfigError(f"{folder} is the log of another run, {other}; name another folder for TensorBoard")
+    make_folder(folder)
 
 
 def writer_class() -> type["SummaryWriter"]:

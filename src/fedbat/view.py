@@ -19,7 +19,7 @@ class RunView:
     def __init__(self, console: Console, label: str, num_rounds: int, per_round: int, num_parameters: int) -> None:
         self.console, self.label, self.num_rounds = console, label, num_rounds
         self.per_round, self.num_parameters = per_round, num_parameters
-        self.num_done, self._uplink, self._start, self._before = 0, 0, time.perf_counter(), 0
+        self.num_done, self._uplink, self._start, self._before = 0, 0, 0.0, 0
         bar = [BarColumn(bar_width=20)] if console.width >= 110 else []  # the figures matter more than the bar
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
@@ -34,7 +34,7 @@ class RunView:
 
     def begin(self, done: Sequence[Round]) -> None:
         """The run starts, or goes on after these rounds."""
-        self.num_done, self._before, self._start = len(done), len(done), time.perf_counter()
+        self.num_done = self._before = len(done)
         self._uplink = sum(round_.uplink_bytes for round_ in done)
         figures = f"round {len(done)}/{self.num_rounds}"
         self._progress.update(self._task, completed=len(done) * self.per_round, figures=figures)
@@ -57,10 +57,15 @@ class RunView:
         )
         self._progress.update(self._task, completed=done * self.per_round, figures=figures)
         if not self.console.is_terminal:
-            pace = (time.perf_counter() - self._start) / (done - self._before)
-            left = pace * (self.num_rounds - done)
-            more = f"  {left:.0f} s left" if done - self._before > 1 else ""  # the first one also starts things up
-            self.console.print(f"{self.label}  {figures}{more}", soft_wrap=True, highlight=False)
+            self.console.print(f"{self.label}  {figures}{self._left(done)}", soft_wrap=True, highlight=False)
+
+    def _left(self, done: int) -> str:
+        """The time left, by the rounds after the first, which also starts things up."""
+        timed = done - self._before - 1
+        if timed < 1:
+            self._start = time.perf_counter()
+            return ""
+        return f"  {(time.perf_counter() - self._start) / timed * (self.num_rounds - done):.0f} s left"
 
     def __enter__(self) -> Self:
         self._progress.start()

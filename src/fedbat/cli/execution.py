@@ -121,8 +121,9 @@ def execute_all(federations: list[Federation], folder: Path, how: RunOptions) ->
     width = max(map(len, names))
     done: list[Done] = []
     with closing(workers_for(federations[0])) as workers:  # handed on, because starting them takes seconds
-        for federation, run, name in zip(federations, folders, names, strict=True):
-            done.append((federation, execute(federation, run, how, folder, workers, name.ljust(width))))
+        for number, (federation, run, name) in enumerate(zip(federations, folders, names, strict=True), start=1):
+            label = f"[{number:{len(str(len(names)))}}/{len(names)}] {name:{width}}"
+            done.append((federation, execute(federation, run, how, folder, workers, label)))
     print_table(done)
     picture, asked = folder / "compare.png", experiments[0]
     seeds = sorted({experiment.seed for experiment in experiments})

@@ -5,9 +5,11 @@ import itertools
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.markup import escape
 from rich.table import Table
+from torch import nn
 
 from fedbat.cli.options import (
     Beta,
@@ -23,31 +25,32 @@ from fedbat.cli.options import (
 )
 from fedbat.data import DATASETS
 from fedbat.data.counts import count_labels
+from fedbat.data.files import missing_folder
 from fedbat.experiment import Experiment, prepare
 from fedbat.method import Method
 from fedbat.methods import METHODS, make_method
-from fedbat.settings import settings_of
+from fedbat.settings import setting_names, settings_of
+from fedbat.training import LocalTraining
 from fedbat.units import count
 
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="A method to explain. Default: all are listed.")] = None,
 ) -> None:
-    """List the methods, what they send, and their hyper-parameters; or explain one of them.
+    """List the methods, what they send, and the names of their settings; or explain one of them.
 
     [bold]Example[/]
-
-      fedbat methods fedbat
+    $ fedbat methods fedbat
     """
     if name is not None:
         return _explain(type(make_method(name)))
     table = Table(box=None, pad_edge=False)
-    for column in ("method", "what it does", "--set"):
-        table.add_column(column, no_wrap=column == "method")
+    for column in ("method", "bits", "what it does", "--set"):
+        table.add_column(column, no_wrap=column == "method", justify="right" if column == "bits" else "left")
     for name, kind in METHODS.items():
-        defaults = (f"{setting.name}={setting.default}" for setting in settings_of(kind))
-        table.add_row(name, escape(_first_line(kind)), " ".join(defaults))
+        table.add_row(name, f"{_bits(kind()):.2g}", escape(_gist(kind)), " ".join(setting_names(kind)))
     console.print(table)
+    say("bits: sent up for each weight, at the default settings; `fedbat methods NAME` explains one and its settings")
 
 
 def _explain(kind: type[Method]) -> None:
@@ -80,6 +83,8 @@ def data_list() -> None:
         sizes = (f"{spec.num_train:,}", f"{spec.num_test:,}", str(spec.num_classes))
         table.add_row(name, *sizes, spec.default_model, here)
     console.print(table)
+    if missing := missing_folder():
+        say(f"$FEDBAT_DATA is {missing}, which is not a folder; create it or name another")
     for name, folder in folders.items():  # paths stay whole, so that they can be copied
         say(f"{name}: {folder}")
 
@@ -97,8 +102,7 @@ def data_show(
     """Draw how many samples of each class every client holds.
 
     [bold]Example[/]
-
-      fedbat data show --partition labels --clients 20 --out labels.png
+    $ fedbat data show --partition labels --clients 20 --out labels.png
     """
     from fedbat.plots.partition import draw_partition  # matplotlib is slow to import
 
@@ -122,5 +126,16 @@ def data_show(
     say(f"picture in {out}")
 
 
-def _first_line(kind: type) -> str:
-    return (kind.__doc__ or "").strip().splitlines()[0]
+def _bits(method: Method) -> float:
+    """The size of an upload of one layer, for each weight."""
+    layer = nn.Linear(256, 256, bias=False)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    with LocalTraining(method, layer, optimizer, 1, memory={}) as local:
+        layer(torch.ones(1, 256)).sum().backward()
+        optimizer.step()
+        return local.finish().payload.nbits / layer.weight.numel()
+
+
+def _gist(kind: type) -> str:
+    """The first line of its docstring, up to the formula."""
+    return (kind.__doc__ or "").strip().splitlines()[0].partition(": ")[0].rstrip(".")

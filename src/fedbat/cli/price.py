@@ -15,7 +15,7 @@ from fedbat.cli.report import Folders, readable_runs
 from fedbat.errors import ConfigError
 from fedbat.link import Link, mean_times, parse_link
 from fedbat.storage import make_folder, write_text
-from fedbat.units import count, megabytes
+from fedbat.units import megabytes
 
 if TYPE_CHECKING:
     from fedbat.report import Priced, PricedGroup
@@ -35,12 +35,9 @@ def price(
     """Work out what recorded runs take on a connection: rounds, bytes and seconds to an accuracy. Nothing is run again.
 
     [bold]Examples[/]
-
-      fedbat price runs/demo --link up=10,down=50,latency=40
-
-      fedbat price results/fmnist --link up=2,down=10,compute=5 --target 0.88 --out slow
-
-      fedbat price runs/demo --link rates.csv,compute=30
+    $ fedbat price runs/demo --link up=10,down=50,latency=40
+    $ fedbat price results/fmnist --link up=2,down=10,compute=5 --target 0.88 --out slow
+    $ fedbat price runs/demo --link rates.csv,compute=30
     """
     check_target(target, link)
     if out is not None and out.exists() and not out.is_dir():
@@ -62,11 +59,12 @@ def price_runs(folders: Sequence[Path], link: Link, target: float | None, out: P
     from fedbat.report import group_runs, price_group, title_of
 
     groups = [price_group(group, link, target) for group in group_runs(readable_runs(folders))]
+    if out is not None:
+        make_folder(out)
     for priced in groups:
         _print(priced, title_of(priced.group), link, target is None)
     if out is None:
         return
-    make_folder(out)
     rows = [
         LinkRow(f"{title_of(priced.group)}; {priced.link.computing}", priced.target, priced.curves())
         for priced in groups
@@ -106,11 +104,12 @@ def _print(priced: "PricedGroup", title: str, link: Link, usual: bool) -> None:
 def _print_table(priced: "PricedGroup") -> None:
     """Print a row for each run, or for several that differ only in their seeds; long paths follow below."""
     parts = [part for part in _PARTS if part != "computing" or priced.link.seconds is None]  # else the title tells it
-    table = new_table("run", "best %", "rounds", "traffic", "time", *(_PARTS[part] for part in parts))
+    several = len(priced.series) < len(priced.runs)
+    costs = ("rounds", "traffic", "time", *(_PARTS[part] for part in parts))
+    table = new_table("run", *(["n"] if several else []), "best %", *costs)
     names, paths = short_names(list(priced.series)), []
     for label, seeds in priced.series.items():
         notes = list(dict.fromkeys(run.run.unfinished for run in seeds if run.run.unfinished))
-        notes = [count(len(seeds), "seed"), *notes] if len(seeds) > 1 else notes
         name = names[label]
         if name.endswith(path := f" ({seeds[0].run.name})"):  # twins
             paths.append(seeds[0].run.name)
@@ -122,15 +121,16 @@ def _print_table(priced: "PricedGroup") -> None:
         figures = (f"{value:.3g}" if value > 0.1 else f"{value:.3f}" for value in seconds)
         note = f"({', '.join(notes)})".replace(" ", "\N{NO-BREAK SPACE}")  # it wraps as a whole
         label = escape(f"{name} {note}" if notes else name)
-        table.add_row(label, f"{fmean(bests):.2f}{spread}", *_costs(seeds), *figures)
+        counted = [str(len(seeds))] if several else []
+        table.add_row(label, *counted, f"{fmean(bests):.2f}{spread}", *_costs(seeds), *figures)
     console.print(table)
     for number, path in enumerate(paths, start=1):
         say(f"#{number}: {path}")
-    if len(priced.series) < len(priced.runs):
-        say("seeds: their mean ± standard deviation; a dash where one of them does not reach the accuracy")
+    if several:
+        say("n seeds: their means ± standard deviation; a dash where one of them does not reach the accuracy")
 
 
-_PARTS = {"total": "a round", "down": "down", "computing": "compute", "up": "up"}
+_PARTS = {"total": "round", "down": "down", "computing": "compute", "up": "up"}
 
 
 def _costs(seeds: "Sequence[Priced]") -> tuple[str, ...]:

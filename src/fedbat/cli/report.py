@@ -28,10 +28,8 @@ def report(
     The page needs a browser and no network. Unfinished runs are shown as far as they have come.
 
     [bold]Examples[/]
-
-      fedbat report runs/demo --out demo.html
-
-      fedbat report results runs --title "FedBAT, reproduced"
+    $ fedbat report runs/demo --out demo.html
+    $ fedbat report results runs --title "FedBAT, reproduced"
     """
     check_file(out, ".html", ".htm")
     from fedbat.report import render

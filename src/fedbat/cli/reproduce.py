@@ -81,18 +81,12 @@ def reproduce(
     is not run again, an unfinished one goes on from its last checkpoint.
 
     [bold]Examples[/]
-
-      fedbat reproduce --list
-
-      fedbat reproduce table1 --list --only dataset=svhn
-
-      fedbat reproduce table1 --only dataset=fmnist --only clients=100 --seeds 0,1,2
-
-      fedbat reproduce all --minutes 60 --engine cuda --precision bf16
-
-      fedbat reproduce --claims
-
-      fedbat reproduce --write
+    $ fedbat reproduce --list
+    $ fedbat reproduce table1 --list --only dataset=svhn
+    $ fedbat reproduce table1 --only dataset=fmnist --only clients=100 --seeds 0,1,2
+    $ fedbat reproduce all --minutes 60 --engine cuda --precision bf16
+    $ fedbat reproduce --claims
+    $ fedbat reproduce --write
     """
     start = time.monotonic()
     if jobs < 1:

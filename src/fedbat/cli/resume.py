@@ -39,8 +39,7 @@ def resume(
     """Continue a run or comparison that was stopped; on the CPU, the results are those of an uninterrupted one.
 
     [bold]Example[/]
-
-      fedbat resume runs/rho4
+    $ fedbat resume runs/rho4
     """
     plan = read_plan(folder)
     runs = run_folders(folder, plan) or [folder]

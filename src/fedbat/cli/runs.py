@@ -38,12 +38,9 @@ def run(
     """Run one method and record it.
 
     [bold]Examples[/]
-
-      fedbat run --clients 20 --per-round 5 --rounds 10 --epochs 2
-
-      fedbat run --method fedpaq --set bits=3 --dataset cifar10 --partition dirichlet
-
-      fedbat run --dataset fmnist --set rho=4 --set bounds=off --out runs/rho4
+    $ fedbat run --clients 20 --per-round 5 --rounds 10 --epochs 2
+    $ fedbat run --method fedpaq --set bits=3 --dataset cifar10 --partition dirichlet
+    $ fedbat run --dataset fmnist --set rho=4 --set bounds=off --out runs/rho4
     """
     experiment = dataclasses.replace(base, method=method, settings=dict(pairs("--set", settings, "rho=6")))
     folder = out or _default_folder(f"{base.dataset}-{base.partition}-{method}")
@@ -85,14 +82,10 @@ def compare(
     [bold]fedbat price[/] works that out for recorded runs.
 
     [bold]Examples[/]
-
-      fedbat compare --clients 20 --per-round 5 --rounds 15 --epochs 2
-
-      fedbat compare --methods fedavg,fedbat,ef-signsgd,zerofl --dataset fmnist --partition labels --out runs/labels
-
-      fedbat compare --methods fedavg,fedbat --down 32,4 --rounds 15 --epochs 2 --link up=10,down=50
-
-      fedbat compare --methods "fedavg,fedbat rho=2,fedbat rho=6" --seeds 0,1,2 --rounds 15 --epochs 2
+    $ fedbat compare --clients 20 --per-round 5 --rounds 15 --epochs 2
+    $ fedbat compare --methods fedavg,fedbat,ef-signsgd,zerofl --dataset fmnist --partition labels --out runs/labels
+    $ fedbat compare --methods fedavg,fedbat --down 32,4 --rounds 15 --epochs 2 --link up=10,down=50
+    $ fedbat compare --methods "fedavg,fedbat rho=2,fedbat rho=6" --seeds 0,1,2 --rounds 15 --epochs 2
     """
     downs, chosen = _listed("--down", down, "32,4"), _seeds(seeds, base.seed)
     variants = _variants(methods)
@@ -131,7 +124,7 @@ def _listed(option: str, text: str, example: str, separator: str = ",") -> list[
 def _variants(text: str) -> list[tuple[str, dict[str, str]]]:
     """The methods, each with its own settings; an unknown one is reported before anything else."""
     separator = ";" if ";" in text else ","
-    variants = [_variant(one) for one in _listed("--methods", text, "fedavg,fedbat", separator)]
+    variants = [_variant(one, separator) for one in _listed("--methods", text, "fedavg,fedbat", separator)]
     for name, _ in variants:
         try:
             make_method(name)
@@ -150,9 +143,12 @@ def _usual(name: str, own: dict[str, str]) -> list[str]:
     return [f"{key}={own[key]}" for key in own if Experiment(method=name, settings={key: own[key]}).variant == name]
 
 
-def _variant(text: str) -> tuple[str, dict[str, str]]:
+def _variant(text: str, separator: str) -> tuple[str, dict[str, str]]:
     """Split a method from its own settings: fedbat rho=4."""
     name, *settings = text.split()
+    if also := next((word for word in settings if word in METHODS), None):
+        mark = "semicolons" if separator == ";" else "commas"
+        raise ConfigError(f"--methods {text!r} has no separator before {also}; separate methods by {mark}")
     return name, dict(pairs("--methods", settings, "rho=6"))
 
 

@@ -1,12 +1,12 @@
 """The table printed after runs: the figures people compare."""
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.table import Table
 
 from fedbat.cli.options import console, new_table, say, short_names
-from fedbat.experiment import Federation
+from fedbat.experiment import Federation, variants_of
 from fedbat.figures import at_chance, late
 from fedbat.records import summarize
 from fedbat.reproduce.estimates import UNKNOWN, Estimate, own_spread
@@ -19,11 +19,11 @@ Done = tuple[Federation, list[Round]]
 _Figure = Callable[[Sequence[Round]], float | None]
 
 
-def by_variant(done: Iterable[Done]) -> dict[str, list[Done]]:
+def by_variant(done: Sequence[Done]) -> dict[str, list[Done]]:
     """Group runs that differ in nothing but their seeds."""
     found: dict[str, list[Done]] = {}
-    for one in done:
-        found.setdefault(one[0].experiment.variant, []).append(one)
+    for variant, one in zip(variants_of([federation.experiment for federation, _ in done]), done, strict=True):
+        found.setdefault(variant, []).append(one)
     return found
 
 

@@ -105,10 +105,11 @@ class Downloadable:
                 if not all((cache / name).is_file() for name in remote.files):
                     download(remote, cache)
         except (OSError, ValueError) as err:
+            where = f"in none of {', '.join(map(str, folders))}" if len(folders) > 1 else f"not in {folders[0]}"
             raise DataError(
-                f"{self.name} is in none of {', '.join(map(str, folders))} and could not be downloaded; "
+                f"{self.name} is {where} and could not be downloaded; "
                 f"fetch {' '.join(remote.url for remote in self.remotes)} by other means "
-                f"and put {', '.join(self.files)} into {place} (cause: {err})"
+                f"and put {', '.join(self.files)} into {place} (cause: {_cause(err)})"
             ) from err
         return {name: cache / name for name in self.files}
 
@@ -121,8 +122,20 @@ class Downloadable:
         yield from self.system
 
 
+def _cause(error: Exception) -> object:
+    """What went wrong, without what requests and urllib3 wrap around it."""
+    reason = getattr(error.args[0] if error.args else None, "reason", None)
+    return getattr(reason, "__cause__", None) or reason or error
+
+
 def _brought(root: Path | None) -> Path | str | None:
     return root or os.environ.get("FEDBAT_DATA")
+
+
+def missing_folder() -> Path | str | None:
+    """What $FEDBAT_DATA names if that is no folder."""
+    found = _brought(None)
+    return found if found and not Path(found).is_dir() else None
 
 
 def cache_folder() -> Path:

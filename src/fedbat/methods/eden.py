@@ -31,7 +31,7 @@ from fedbat.streams import Noise, Tensors
 
 @dataclass(frozen=True)
 class EDEN(Method):
-    """The best `bits`-bit levels for a normal distribution, after a random rotation: m_hat = S R^T q(R m)."""
+    """Levels after a random rotation: m_hat = S R^T q(R m), q the best of `bits` bits for a normal distribution."""
 
     bits: Annotated[int, "for each weight, 1 to 4"] = 2
 

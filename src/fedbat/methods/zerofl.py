@@ -35,7 +35,7 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class ZeroFL(Method):
-    """Trains sparse (SWAT) and sends the largest 1 - sparsity + extra of each layer."""
+    """Trains sparse (SWAT) and sends the largest values: 1 - sparsity + extra of each layer."""
 
     sparsity: Annotated[float, "share of a layer that is not sent"] = 0.97
     train_sparsity: Annotated[float | None, "of training and tests; off: as sparsity; 0: dense"] = None

@@ -67,11 +67,14 @@ def _built(name: str, builder: Builder, shape: tuple[int, int, int], num_classes
 
 
 def _import(name: str) -> Builder:
+    choices = (
+        f"choose from {', '.join(MODELS)}, or name your own function as package.module:function, called with "
+        f"(channels, height, width) and num_classes{closest(name, MODELS)}"
+    )
+    if ":" not in name:
+        raise ConfigError(f"unknown model {name!r}; {choices}")
     try:
         builder: Builder = imported(name)
     except ImportError as error:
-        raise ConfigError(
-            f"unknown model {name!r} ({error}); choose from {', '.join(MODELS)}, or name your own function as "
-            f"package.module:function, called with (channels, height, width) and num_classes{closest(name, MODELS)}"
-        ) from None
+        raise ConfigError(f"unknown model {name!r} ({error}); {choices}") from None
     return builder
