@@ -406,3 +406,12 @@ def test_page_looks_right(page, tmp_path, width):
         rows, columns = np.nonzero((image == color).all(axis=2))
         assert rows.max() - rows.min() > 300 and columns.max() - columns.min() > width / 3
     assert (image[:, -8:] == 255).all()
+
+
+def test_a_run_that_died_between_a_line_and_its_summary_is_shown_without_that_round(folder, tmp_path):
+    """Even in its first round, when there are no figures yet: it has no rounds, and others are shown."""
+    begun = copied(folder, tmp_path / "begun", status="running", rounds_done=1)
+    (run,) = find_runs([begun])[0]
+    assert len(run.record.lines) == 1
+    begun = copied(folder, tmp_path / "first", status="running", rounds_done=0)
+    assert "fedavg" in render(find_runs([folder, tmp_path])[0], "x")

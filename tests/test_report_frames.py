@@ -89,7 +89,8 @@ def folder(tmp_path_factory):
     for method, level in LEVELS.items():
         config = summary["config"] | {"method": method, "rounds": ROUNDS}
         (root / method).mkdir()
-        (root / method / "summary.json").write_text(json.dumps(summary | {"config": config, "method_settings": {}}))
+        changes = {"config": config, "method_settings": {}, "rounds_done": ROUNDS}
+        (root / method / "summary.json").write_text(json.dumps(summary | changes))
         lines = [line | {"round": n, "accuracy": value / 100} for n, value in enumerate(curve(100 * level), start=1)]
         (root / method / "rounds.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     shutil.rmtree(root / "short")
