@@ -129,6 +129,8 @@ def execute_all(federations: list[Federation], folder: Path, how: RunOptions) ->
     seeds = sorted({experiment.seed for experiment in experiments})
     drawn = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
     title = f"{asked.dataset}, {asked.split}, {asked.per_round} of {asked.clients} clients a round, {drawn}"
+    if any(round_.received for _, found in done for round_ in found):
+        title += "; accuracy of what clients receive"
     draw_comparison({label: _curve(runs) for label, runs in by_variant(done).items()}, title, picture)
     say(f"recorded in {folder}, picture in {picture}")
 
