@@ -115,8 +115,12 @@ def _parts_on(device: torch.device, parts: Mapping[str, Part]) -> dict[str, Part
     return {name: replace(part, **moved[name]) for name, part in parts.items()}  # type: ignore[type-var]
 
 
-def _is_finite(x: Tensor) -> bool:
-    return bool(torch.isfinite(x).all())
+def not_finite(model: Tensors, before: Tensors) -> str | None:
+    """The first tensor that holds NaN or infinity where it held none before (a mask may); None if all is well."""
+    for name, x in model.items():
+        if x.is_floating_point() and not torch.isfinite(x).all() and not torch.equal(x, before[name]):
+            return name
+    return None
 
 
 class Server:
@@ -147,15 +151,15 @@ class Server:
         with _ADDING:
             self._look()
             found = self._round.result()
-            broken = [name for name, x in found.items() if not _is_finite(x) and _is_finite(self._true[name])]
-            for name, value in () if broken else found.items():
+            spoiled = not_finite(found, self._true)
+            for name, value in () if spoiled else found.items():
                 self._live[name].copy_(value)
                 if self._true[name] is not self._live[name]:
                     self._true[name] = value
             self._begin_round()
-        if broken:
+        if spoiled:
             raise MethodError(
-                f"this round's uploads would bring NaN or infinity into {broken[0]}; the model is as it was and the "
+                f"this round's uploads would bring NaN or infinity into {spoiled}; the model is as it was and the "
                 "uploads are forgotten: go on with the next round, or limit what clients may send"
             )
 

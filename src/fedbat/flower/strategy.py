@@ -42,12 +42,12 @@ from fedbat.flower.suited import (
     is_own,
     metrics_known,
 )
-from fedbat.flower.uploads import Rules, Upload, commonest, not_finite, read_replies, read_scores, traffic
+from fedbat.flower.uploads import Rules, Upload, commonest, read_replies, read_scores, traffic
 from fedbat.layout import Role, layout_of, tied_names, uncompiled, whole_layout
 from fedbat.lock import locked
 from fedbat.method import Method
 from fedbat.methods import method_name
-from fedbat.server import Aggregator
+from fedbat.server import Aggregator, not_finite
 from fedbat.streams import Tensors, stream
 
 _TOO_OFTEN = 3  # rounds without an upload, after which it is no chance

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from flwr.app import Message, MetricRecord
 from flwr.common.constant import SUPERLINK_NODE_ID
 
@@ -109,14 +108,6 @@ def read_scores(replies: Iterable[Message], rules: Rules) -> tuple[list[Message]
                 odd[node] = str(refused)
     odd |= {node: str(refused) for node, refused in _with_other_metrics(found).items()}
     return failed + [reply for node, reply in found.items() if node not in odd], odd
-
-
-def not_finite(model: Tensors, before: Tensors) -> str | None:
-    """The first tensor that holds NaN or infinity where it held none before (a mask may); None if all is well."""
-    for name, x in model.items():
-        if x.is_floating_point() and not torch.isfinite(x).all() and not torch.equal(x, before[name]):
-            return name
-    return None
 
 
 class _Refused(Exception):
